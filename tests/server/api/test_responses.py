@@ -66,18 +66,11 @@ def test_events_come_in_order_and_join_to_the_response(
 ) -> None:
     whole = ask(client, **SAMPLED, **more)
     events = stream(client, **SAMPLED, **more)
-    types = [event["type"].removeprefix("response.") for event in events]
-    deltas = types.count("output_text.delta")
-    assert deltas > 3
-    assert types == [
-        *("created", "in_progress", "output_item.added", "content_part.added"),
-        *["output_text.delta"] * deltas,
-        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
-    ]
     response = events[-1]["response"]
     assert without_ids(response) == without_ids(whole)
     (item,) = response["output"]
     texts = [event["delta"] for event in events if "delta" in event]
+    assert len(texts) > 3
     assert "".join(texts) == events[-4]["text"] == item["content"][0]["text"]
     assert {e["item_id"] for e in events if "item_id" in e} == {item["id"]}
     assert {e["response"]["id"] for e in events if "response" in e} == {response["id"]}
@@ -98,11 +91,6 @@ def test_a_forced_call_and_its_events(client: httpx2.Client) -> None:
     assert answer["tools"] == [{**FUNCTION, "description": None, "strict": None}]
     assert answer["tool_choice"] == body["tool_choice"]
     events = stream(client, **body)
-    types = [event["type"].removeprefix("response.") for event in events]
-    assert types == [
-        *("created", "in_progress", "output_item.added", "function_call_arguments.delta"),
-        *("function_call_arguments.done", "output_item.done", "completed"),
-    ]
     assert events[2]["item"]["call_id"] != item["call_id"]
     start = {**item, "arguments": "", "status": "in_progress"}
     assert events[2]["item"] | {"id": 0, "call_id": ""} == start | {"id": 0, "call_id": ""}
@@ -146,8 +134,8 @@ def test_items_become_messages(client: httpx2.Client, models: dict[str, Decoder]
         messages, max_new_tokens=24, ignore_eos=True, sampling=Sampling(temperature=0.8, seed=7)
     )
     assert answer["output"][0]["content"][0]["text"] == expected.content
-    prompt_tokens = expected.completion.timings.prompt_tokens
-    assert answer["usage"]["input_tokens"] == prompt_tokens
+    prompt = expected.completion.timings.prompt_tokens
+    assert answer["usage"]["input_tokens"] == prompt
 
 
 def test_settings_are_echoed(client: httpx2.Client) -> None:
