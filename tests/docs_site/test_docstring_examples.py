@@ -3,22 +3,21 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import soundfile
-from tests.cases.encoders import NAMES, write
+from tests.cases import encoders, pairs, readers
+from tests.cases.run import Runs
 from tests.export import tiny_qwen3_asr
-from tests.runtime import tiny_encoder, tiny_translators
+from tests.runtime import tiny_translators
 from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.conftest import TEMPLATE
-from tests.tiny.encoders import BERT
-from tests.tiny.tokenizers import of_texts
 
 import ortolan
 from ortolan.runtime import loading
@@ -74,37 +73,29 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) > 20
 
 
+CASES = {
+    "tagger": readers.TOKENS,
+    "filler": readers.BLANKS,
+    "reader": readers.ANSWERS,
+    "entailment": pairs.ENTAILED,
+    "embedder": encoders.EMBEDDING,
+    "encoder": encoders.TAGS,
+    "classifier": encoders.TAGS,
+}
+
+
 @pytest.fixture(scope="module")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def bundle_of(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Writes the bundle of a name once."""
     root = tmp_path_factory.mktemp("bundles")
-
-    def exported(architecture: str) -> Path:
-        folder = root / architecture
-        special = ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]")
-        tokenizer = partial(of_texts, special, 97)
-        write(architecture, BERT, tokenizer, folder, **NAMES, mask_token="[MASK]")
-        return ortolan.export(folder, folder / "bundle").path
-
     makes: dict[str, Callable[[], Path]] = {
         "bundle": lambda: packed_chat_models(root, ("fp32",), TEMPLATE)["fp32"].bundle.path,
-        "tagger": lambda: exported("BertForTokenClassification"),
-        "filler": lambda: exported("BertForMaskedLM"),
-        "reader": lambda: exported("BertForQuestionAnswering"),
         "translator": lambda: _translator(root / "translation"),
-        "embedder": lambda: tiny_encoder.write_bundle(root / "embedder", kind="embedding").path,
-        "encoder": lambda: tiny_encoder.write_bundle(root / "encoder").path,
-        "classifier": lambda: tiny_encoder.write_bundle(root / "classifier").path,
-        "entailment": lambda: (
-            tiny_encoder.write_bundle(
-                root / "entailment", labels=("entailment", "neutral", "contradiction")
-            ).path
-        ),
         "whisper": lambda: _exported(write_whisper, root / "speech"),
         "wav2vec2": lambda: _exported(write_wav2vec2, root / "waves"),
         "qwen3-asr": lambda: _exported(tiny_qwen3_asr.write, root / "chunks"),
     }
-    return cache(lambda name: makes[name]())
+    return cache(lambda name: runs(CASES[name]).bundle if name in CASES else makes[name]())
 
 
 def _translator(folder: Path) -> Path:

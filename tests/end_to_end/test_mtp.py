@@ -270,4 +270,6 @@ REFUSED: dict[str, Callable[[Exported, Path], object]] = {
 def test_what_has_no_head_is_refused(
     name: str, glm: Exported, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
-    assert refusal(lambda: REFUSED[name](glm, tmp_path), tmp_path, RECURRENT) == snapshot
+    assert (
+        refusal(lambda: REFUSED[name](glm, tmp_path), tmp_path, RECURRENT, glm.bundle) == snapshot
+    )
