@@ -107,11 +107,18 @@ IDS = np.random.default_rng(0).integers(0, tiny_models.VOCAB, 40).tolist()
 
 
 @pytest.mark.parametrize(
-    ("model", "group"),
-    [("tied", 32), ("untied", 64), ("tied", 128), ("untied", 256)],
+    ("model", "integers", "group", "asymmetric"),
+    [
+        ("tied", Int4, 32, False),
+        ("untied", Int4, 64, True),
+        ("tied", Int4, 128, True),
+        ("untied", Int4, 256, False),
+        ("tied", Int8, 32, True),
+        ("untied", Int8, 64, False),
+        ("tied", Int8, 256, False),
+        ("untied", Int8, 128, True),
+    ],
 )
-@pytest.mark.parametrize("integers", [Int4, Int8])
-@pytest.mark.parametrize("asymmetric", [False, True])
 def test_bundle_computes_what_its_codes_stand_for(
     model: str, integers: type[Int4 | Int8], group: GroupSize, asymmetric: bool, tmp_path: Path
 ) -> None:
@@ -164,7 +171,7 @@ def test_hybrid_bundle_computes_what_its_codes_stand_for(name: str, tmp_path: Pa
     np.testing.assert_allclose(single, expected, atol=bound)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["untied", pytest.param("tied", marks=pytest.mark.slow)])
 def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Path) -> None:
     module = tiny_models.decoder(MODELS[model]())
     _, loaded = export(module, tmp_path / "out")

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
+from numpy.typing import NDArray
 from syrupy.assertion import SnapshotAssertion
 from tests.export import tiny_models
 from tests.gpu import webgpu_models as models
@@ -33,21 +34,30 @@ def operators(graph: Path) -> set[str]:
     return {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
 
 
+def exported(module: Any, out: Path, *, without: set[str] = WITHOUT_KERNEL) -> Any:
+    """A bundle for WebGPU on the CPU; its graphs have none of these operators."""
+    bundle = ortolan.export(module, out, device="webgpu", options=QUICK)
+    for graph in bundle.manifest.graphs.values():
+        assert operators(bundle.file(graph.file)).isdisjoint(without)
+    return ortolan.load(out, device="cpu")
+
+
+def logits_of(module: Any, *inputs: list[int]) -> NDArray[np.float32]:
+    with torch.no_grad():
+        out: NDArray[np.float32] = module(*(torch.tensor([ids]) for ids in inputs))[0].numpy()
+    return out
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_products_are_plain_and_compute_what_pytorch_does(tied: bool, tmp_path: Path) -> None:
-    config = replace(tiny_models.llama(), tied_head=tied)
-    module = tiny_models.decoder(config)
-    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
-    model = ortolan.load(tmp_path / "bundle", device="cpu")
+    module = tiny_models.decoder(replace(tiny_models.llama(), tied_head=tied))
+    model = exported(module, tmp_path / "bundle")
     assert model.manifest.devices == ("webgpu", "cpu")
-    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint(WITHOUT_KERNEL)
     graph = onnx.load(tmp_path / "bundle" / "decoder.onnx", load_external_data=False).graph
     read = {name for node in graph.node for name in node.input}
     assert {tensor.name for tensor in graph.initializer} <= read
     ids = list(range(3, 20))
-    with torch.no_grad():
-        want = module(torch.tensor([ids]))[0].numpy()
-    assert_close(model.logits(ids), want)
+    assert_close(model.logits(ids), logits_of(module, ids))
 
 
 @pytest.mark.parametrize("name", ["softcap", "latent"])
@@ -55,12 +65,8 @@ def test_attention_of_a_decoder_is_plain_and_computes_what_pytorch_does(
     name: str, tmp_path: Path
 ) -> None:
     module = models.SOURCES[name]()
-    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
-    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint(WITHOUT_KERNEL)
-    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder, device="cpu")
-    ids = list(range(3, 40))
-    with torch.no_grad():
-        want = module(torch.tensor([ids]))[0].numpy()
+    model, ids = exported(module, tmp_path / "bundle"), list(range(3, 40))
+    want = logits_of(module, ids)
     assert_close(model.logits(ids), want)
     with model.session() as session:
         got = [session.append(ids[:11]), *(session.append([token]) for token in ids[11:])]
@@ -88,8 +94,7 @@ def test_rows_of_a_first_call_may_be_padded(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(bundle.path / "decoder.onnx")
     got = session.run(["logits"], feeds)[0][:, 0]
     for text, row in zip(texts, got, strict=True):
-        with torch.no_grad():
-            assert_close(row, module(torch.tensor([text]))[0, -1].numpy())
+        assert_close(row, logits_of(module, text)[-1])
 
 
 @pytest.mark.parametrize("name", models.ENCODERS)
@@ -97,9 +102,7 @@ def test_attention_of_an_encoder_is_plain_and_computes_what_pytorch_does(
     name: str, tmp_path: Path
 ) -> None:
     module = models.SOURCES[name]()
-    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
-    assert operators(tmp_path / "bundle" / "encoder.onnx").isdisjoint(WITHOUT_KERNEL)
-    model = ortolan.load(tmp_path / "bundle", ortolan.Encoder, device="cpu")
+    model = exported(module, tmp_path / "bundle")
     texts = [list(range(3, 30)), [7], list(range(5, 14))]
     for ids, got in zip(texts, model.states(texts), strict=True):
         with torch.no_grad():
@@ -109,15 +112,10 @@ def test_attention_of_an_encoder_is_plain_and_computes_what_pytorch_does(
 
 @pytest.mark.parametrize("cell", ["lstm", "rnn", "gru"])
 def test_a_recurrent_network_reads_token_by_token(cell: str, tmp_path: Path) -> None:
-    module = models.recurrent(cell=cell)
-    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
-    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint({"RNN", "GRU", "LSTM"})
-    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder, device="cpu")
+    module, ids = models.recurrent(cell=cell), list(range(3, 20))
+    model = exported(module, tmp_path / "bundle", without={"RNN", "GRU", "LSTM"})
     assert model.manifest.takes_one
-    ids = list(range(3, 20))
-    with torch.no_grad():
-        want = module(torch.tensor([ids]))[0].numpy()
-    assert_close(model.logits(ids), want)
+    assert_close(model.logits(ids), logits_of(module, ids))
 
 
 @pytest.mark.parametrize("precision", [Int8(), Int4(method="rtn", asymmetric=True)])

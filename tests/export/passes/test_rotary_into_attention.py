@@ -177,17 +177,14 @@ def traced() -> ir.Model:
 @pytest.fixture(scope="module")
 def rewritten(traced: ir.Model) -> ir.Model:
     model = traced.clone()
-    RotaryIntoAttention(CONTEXT)(model)
+    assert RotaryIntoAttention(CONTEXT)(model).modified
+    assert not RotaryIntoAttention(CONTEXT)(model).modified
     return common.RemoveUnusedNodesPass()(model).model
 
 
 def layer(model: ir.Model, name: str) -> ir.Node:
     nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
     return nodes[list(LAYERS).index(name)]
-
-
-def tables(node: ir.Node) -> list[str | None]:
-    return [value.name if value is not None else None for value in node.inputs[7:9]]
 
 
 def outputs(model: ir.Model, lengths: list[int], new_tokens: int) -> list[Array]:
@@ -226,23 +223,15 @@ def test_a_rotation_becomes_part_of_the_node(rewritten: ir.Model, name: str) -> 
     node = layer(rewritten, name)
     assert node.attributes.get_int("do_rotary") == 1
     assert node.attributes.get_int("rotary_interleaved", 0) == (name == "neighbors")
-    assert [value and value.name for value in node.inputs[1:3]] == [None, None]
-
-
-def test_the_tables_are_those_of_the_angles(rewritten: ir.Model) -> None:
-    angles = torch.arange(CONTEXT)[:, None] * FREQUENCIES
-    for name, expected in (("rotary_cos", angles.cos()), ("rotary_sin", angles.sin())):
-        data = rewritten.graph.initializers[name].const_value
-        assert data is not None
-        np.testing.assert_allclose(data.numpy(), expected.numpy(), atol=1e-6)
+    assert node.inputs[1] is node.inputs[2] is None
 
 
 def test_layers_that_rotate_alike_share_tables(rewritten: ir.Model) -> None:
-    names = {name: tables(layer(rewritten, name)) for name in LAYERS}
-    assert names["halves"] == names["the same again"] == ["rotary_cos", "rotary_sin"]
-    assert names["scaled queries"] == names["halves"]
+    tables = {name: layer(rewritten, name).inputs[7] for name in LAYERS}
+    names = {name: table.name if table else None for name, table in tables.items()}
+    assert names["halves"] == names["the same again"] == names["scaled queries"]
     apart = ("halves", "neighbors", "partial", "other frequencies", "scaled rotation")
-    assert len({names[name][0] for name in apart}) == 5
+    assert len({names[name] for name in apart}) == 5
 
 
 @pytest.mark.parametrize(
@@ -269,9 +258,3 @@ def test_forms_that_the_kernel_does_not_have_stay(rewritten: ir.Model, name: str
     assert node.attributes.get_int("do_rotary", 0) == 0
     assert None not in node.inputs[:3]
     assert node.attributes.get_float("scale") == pytest.approx(0.125)
-
-
-def test_a_second_time_changes_nothing(rewritten: ir.Model) -> None:
-    again = rewritten.clone()
-    RotaryIntoAttention(CONTEXT)(again)
-    assert [node.op_type for node in again.graph] == [node.op_type for node in rewritten.graph]

@@ -1,6 +1,8 @@
-"""Rounded weights in files, and the distances of models that use them."""
+"""Rounded weights in files, the distances of models that use them, and the choice among them."""
 
-from collections.abc import Mapping
+import itertools
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize import effects, gptq, rounding
+from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
 from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.candidates import Candidates, fit_with_loss
 from ortolan.export.quantize.effects import Reference, distances, some_of
@@ -173,3 +176,89 @@ def test_effects_are_measured_on_the_first_inputs() -> None:
     _, model = opened()
     for tokens, count in ((1, 1), (30, 1), (31, 2), (1000, 3)):
         assert len(some_of(model, Inputs(ids=TEXTS), tokens).ids) == count
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+CHOICES = [
+    [Form(10, 8.0), Form(12, 5.0), Form(20, 0.1)],
+    [Form(10, 1.0), Form(12, 0.6), Form(20, 0.0)],
+    [Form(50, 2.0), Form(60, 1.9), Form(100, 0.0)],
+]
+
+
+def drawn(seed: int, count: int = 5) -> list[list[Form]]:
+    """Forms with more bytes and less error."""
+    chance = random.Random(seed)
+    weights = []
+    for _ in range(count):
+        size, effect = chance.randint(50, 100), chance.random()
+        weights.append(
+            [Form(size, effect), Form(size * 9 // 8, effect * 0.6), Form(size * 2, effect / 256)]
+        )
+    return weights
+
+
+def total(weights: Sequence[Sequence[Form]], places: Sequence[int]) -> Form:
+    chosen = [forms[place] for forms, place in zip(weights, places, strict=True)]
+    return Form(sum(form.bytes for form in chosen), sum(form.effect for form in chosen))
+
+
+def combinations(weights: Sequence[Sequence[Form]]) -> list[Form]:
+    places = itertools.product(*(range(len(forms)) for forms in weights))
+    return [total(weights, each) for each in places]
+
+
+LARGE_LAST = [[Form(1, 0.5), Form(2, 0.1)], [Form(100, 9.0), Form(200, 0.0)]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "effect", "expected"),
+    [
+        (CHOICES, 11.0, [0, 0, 0]),
+        (CHOICES, 8.0, [1, 0, 0]),
+        (CHOICES, 3.2, [2, 0, 0]),
+        (CHOICES, 0.1, [2, 2, 2]),
+        (CHOICES, 0.0, [2, 2, 2]),  # impossible: the least effect
+        (LARGE_LAST, 0.6, [0, 1]),  # a large last step makes a small one needless
+    ],
+)
+def test_fewest_bytes_that_keep_a_bound(
+    weights: list[list[Form]], effect: float, expected: list[int]
+) -> None:
+    assert fewest_bytes(weights, effect) == expected
+
+
+FREE = [[Form(1, 9.0), Form(2, 0.0)], [Form(1, 0.5), Form(1, 0.4)]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "size", "expected"),
+    [
+        (CHOICES, 10, [0, 0, 0]),  # impossible: the fewest bytes
+        (CHOICES, 71, [0, 0, 0]),
+        (CHOICES, 72, [1, 0, 0]),
+        (CHOICES, 80, [2, 0, 0]),
+        (CHOICES, 140, [2, 2, 2]),
+        (CHOICES, 1000, [2, 2, 2]),
+        (FREE, 2, [0, 1]),  # what costs no bytes comes first
+        ([[Form(1, 0.5), Form(2, 0.5), Form(3, 0.7)]], 10, [0]),  # no nearer form is taken
+    ],
+)
+def test_least_effect_in_a_size(weights: list[list[Form]], size: int, expected: list[int]) -> None:
+    assert least_effect(weights, size) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_choices_are_at_most_one_step_from_the_best_of_all(seed: int) -> None:
+    weights = drawn(seed)
+    smallest = total(weights, [0] * len(weights))
+    effect, size = smallest.effect * 0.4, int(smallest.bytes * 1.4)
+    kept = total(weights, fewest_bytes(weights, effect))
+    best = min(form.bytes for form in combinations(weights) if form.effect <= effect)
+    assert kept.effect <= effect
+    assert kept.bytes <= best + max(forms[2].bytes - forms[0].bytes for forms in weights)
+    within = total(weights, least_effect(weights, size))
+    least = min(form.effect for form in combinations(weights) if form.bytes <= size)
+    assert within.bytes <= size
+    assert within.effect <= least + max(forms[0].effect for forms in weights)

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,17 +14,12 @@ from torch import Tensor
 
 import ortolan
 from ortolan.export.options import ExportOptions
-from ortolan.export.passes.quantize_weights import CODES, TABLE
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
-from ortolan.export.quantize import rtn
-from ortolan.export.quantize.rounding import Part, QuantizedWeight
-from ortolan.export.scheme import Scheme
 from ortolan.export.sizes import ALIGNMENT, initializer_sizes
 from ortolan.export.values import add_initializer
 from ortolan.export.weights import blob as export_weights
-from ortolan.export.weights.blob import Blob, BlobWriter, raw, write_rest
-from ortolan.export.weights.codes import write_codes
+from ortolan.export.weights.blob import Blob, BlobWriter, write_rest
 from ortolan.modeling import read_config, save
 from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import Weights
@@ -110,25 +104,6 @@ def test_a_bundle_of_several_weight_files_computes_the_same(
     np.testing.assert_array_equal(got, want)
 
 
-def test_low_bit_weights_make_no_file_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight = QuantizedWeight(
-        name="b", scheme=Scheme(bits=8, group=32), method="rtn", parts=iter(())
-    )
-    rows = ramp(2, 32)
-    part = Part(rows=rows, codes=rtn.quantize(rows, weight.scheme))
-    monkeypatch.setattr(export_weights, "FULL_BYTES", 2 * ALIGNMENT)
-    monkeypatch.setattr(export_weights, "MOST_BYTES", ALIGNMENT + 60)
-    sizes = {"a": 4, f"b{TABLE}": 64, "c": 4}
-    with BlobWriter(tmp_path, sizes=sizes, witness=Witness([])) as writer:
-        writer.add("a", [raw(ramp(1))])
-        write_codes(writer, [replace(weight, parts=iter([part]))], dtype=torch.float32)
-        blob = writer.finish()
-    assert blob.placements["a"][0] == 0
-    assert blob.placements[f"b{TABLE}"] == blob.placements[f"b{CODES}"] == (1, 0, 64)
-
-
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
     tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
     blob = write_tensors(tmp_path, tensors)
@@ -160,33 +135,6 @@ def test_chunks_smaller_than_a_tensor_give_the_same_file(
         stored(tmp_path, chunked, "blocks.1.attention.qkv.weight", "f2"),
         module.blocks[1].get_parameter("attention.qkv.weight").detach().half().flatten(),
     )
-
-
-def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[tuple[int, int]] = []
-    counts: list[tuple[str, int, int, str]] = []
-
-    class Watched(MemoryWeights):
-        def rows(self, name: str, start: int, stop: int) -> Tensor:
-            reads.append((start, stop))
-            return super().rows(name, start, stop)
-
-    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 100)
-    write_blob(
-        [graph({"a": (7, 10), "b": (3,)})],
-        Watched(a=ramp(7, 10), b=ramp(3)),
-        {},
-        tmp_path,
-        dtype=torch.float32,
-        progress=lambda *count: counts.append(count),
-    )
-    assert reads == [(0, 2), (2, 4), (4, 6), (6, 7), (0, 3)]
-    assert counts == [
-        *(("weights", done, 292, "a") for done in (80, 160, 240, 280)),
-        ("weights", 292, 292, "b"),
-    ]
 
 
 def test_tied_head_is_stored_once_and_read_by_both_ends(exported: Export) -> None:

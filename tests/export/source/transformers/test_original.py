@@ -48,13 +48,6 @@ class Scaled(transformers.LlamaForCausalLM):
         return doubled(super().forward(*args, **options))
 
 
-class ScaledT5(transformers.T5ForConditionalGeneration):
-    """An encoder-decoder with a forward of its own."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        return doubled(super().forward(*args, **options))
-
-
 class Pooled(transformers.BertModel):
     """An encoder with a pooling of its own."""
 
@@ -95,14 +88,6 @@ class Squared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.gate_proj(x).relu() ** 2 * self.up_proj(x))
         return out
-
-
-class HalfAttention(transformers.models.llama.modeling_llama.LlamaAttention):
-    """An attention that returns half of its output."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        out, *others = super().forward(*args, **options)
-        return (out / 2, *others)
 
 
 def doubled(output: Any) -> Any:
@@ -171,12 +156,6 @@ def with_low_rank(model: Model) -> None:
     attention.q_proj = Low(attention.q_proj)
 
 
-def with_other_attention(model: Model) -> None:
-    attention = HalfAttention(model.config, 0)
-    attention.load_state_dict(model.model.layers[0].self_attn.state_dict())
-    model.model.layers[0].self_attn = attention
-
-
 def untied(model: Model) -> None:
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 1.5)
 
@@ -212,7 +191,6 @@ REFUSED: dict[str, Callable[[], Model]] = {
     "own forward": lambda: randomised(Scaled(transformers.LlamaConfig(**LLAMA))),
     "patched forward": lambda: llama(patched),
     "other MLP": lambda: llama(replaced(f"{LAYER}.mlp", Squared)),
-    "other attention": lambda: llama(with_other_attention),
     "other norm": lambda: llama(replaced("model.norm", lambda _: nn.Identity())),
     "other activation": lambda: llama(replaced(f"{LAYER}.mlp.act_fn", lambda _: nn.ReLU())),
     "low rank": lambda: llama(with_low_rank),
@@ -230,7 +208,7 @@ REFUSED: dict[str, Callable[[], Model]] = {
     "encoder": lambda: of_type("bert", hooked("bert.encoder.layer.0.output")),
     "images": lambda: of_type("vit", hooked("vit.layernorm")),
     "sounds": lambda: of_type("wav2vec2", hooked("lm_head")),
-    "encoder-decoder": lambda: derived(ScaledT5, "t5"),
+    "encoder-decoder": lambda: of_type("t5", hooked("lm_head")),
     "speech": lambda: of_type("whisper", hooked("model.encoder.layer_norm")),
     "images and texts": lambda: of_type("clip", hooked("text_model.encoder.layers.0.mlp")),
     "images in prompts": lambda: of_type("llava", hooked("model.multi_modal_projector.linear_2")),
