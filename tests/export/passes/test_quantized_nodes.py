@@ -1,4 +1,6 @@
-"""The kernel stores the codes that are modeled here, and attends to them."""
+"""Nodes of codes: products of integers, mixtures of experts, and attention to a cache."""
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -7,9 +9,16 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.export.passes.graphs import Array, assert_kept, normal, operators, parsed, rewritten, run
 
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.quantize_cache import QuantizeCache, Turned
+from ortolan.export.passes.quantize_experts import QuantizeExperts
+from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS, QuantizeProducts
+from ortolan.export.quantize import rtn
+from ortolan.export.quantize.blocks import dequantize, pack, pack_zeros
+from ortolan.export.quantize.channel import quantize_channels
+from ortolan.export.scheme import Scheme
 from ortolan.export.weights.int8_cache import reach_of_keys
 from ortolan.modeling.config import RotaryPositions
 from ortolan.modeling.layers.ops import Rotary
@@ -17,9 +26,137 @@ from ortolan.modeling.layers.positions import rotary_tables
 from ortolan.modeling.layers.rotation import rotate
 from ortolan.runtime.bundle.manifest import State
 
-HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
+V, W = normal(3, 64), normal(5, 64, seed=1)
+X = normal(1, 6, 64, seed=2).numpy()
 
-Array = NDArray[np.floating]
+PRODUCTS = """
+g (float[1, s, 64] x, WEIGHTS) => (float[1, s, 3] a, float[1, s, 5] b) {
+    a = com.microsoft.FusedMatMul <transB = 1> (x, v)
+    b = com.microsoft.FusedMatMul <transB = 1> (x, w)
+}
+"""
+
+
+def stored(**weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Weights, and what a bundle stores of them."""
+    coded = dict(weights)
+    for name, weight in weights.items():
+        coded[name + CHANNELS], coded[name + CHANNEL_SCALES] = quantize_channels(weight)
+    return coded
+
+
+def quantized(x: Array) -> list[Array]:
+    model = parsed(PRODUCTS, v=V, w=W)
+    QuantizeProducts({"v", "w"})(model)
+    return run(model, stored(v=V, w=W), x=x)
+
+
+def error(got: Array, x: Array, weight: torch.Tensor) -> Array:
+    """The error of each row of products, relative to its length."""
+    wanted = x @ weight.numpy().T
+    error: Array = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    return error
+
+
+def test_products_of_one_input_share_its_codes() -> None:
+    model = parsed(PRODUCTS, v=V, w=W)
+    rewritten(QuantizeProducts({"v", "w"}), model, stored(v=V, w=W), x=X, atol=0.6)
+    assert operators(model).count("QuantizeLinear") == 1
+    assert operators(model).count("MatMulIntegerToFloat") == 2
+    assert not {"v", "w"} & model.graph.initializers.keys()
+
+
+def test_large_rows_do_not_coarsen_others() -> None:
+    x = X * np.array([1e6, 1, 1e-6, 1, 1e3, 1], np.float32)[:, None]
+    for got, plain, weight in zip(quantized(x), quantized(X), (V, W), strict=True):
+        assert error(got, x, weight).max() < 0.03
+        np.testing.assert_allclose(error(got, x, weight), error(plain, X, weight), rtol=1e-3)
+
+
+def test_a_row_is_the_same_to_the_bit_among_others() -> None:
+    together = quantized(X)
+    for row in range(X.shape[1]):
+        for whole, alone in zip(together, quantized(X[:, row : row + 1]), strict=True):
+            assert (whole[:, row] == alone[:, 0]).all()
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-38, 1e36])
+def test_rows_of_extreme_numbers_are_finite(number: float) -> None:
+    x = X.copy()
+    x[0, 1] = number
+    for got in quantized(x):
+        assert np.isfinite(got).all()
+    assert not quantized(X * 0)[0].any()
+
+
+def test_a_row_that_is_not_finite_stays_so() -> None:
+    x = X.copy()
+    x[0, 1:3, 3] = np.inf, -np.inf
+    (got, _), (plain, _) = quantized(x), quantized(X)
+    assert not np.isfinite(got[0, 1:3]).any()
+    assert (got[0, 3:] == plain[0, 3:]).all()
+
+
+def test_other_products_stay() -> None:
+    assert_kept(QuantizeProducts({"u"}), parsed(PRODUCTS, v=V, w=W))
+
+
+EXPERTS, INNER, OUTER = 3, 64, 96
+
+MIXTURE = f"""
+g (float[T, {OUTER}] x, float[T, {EXPERTS}] r, WEIGHTS) => (float[T, {OUTER}] y) {{
+    y = com.microsoft.MoE <k = 2, activation_type = "swiglu", swiglu_fusion = 1,
+        activation_alpha = 1.7, activation_beta = 1.0, swiglu_limit = 2.0,
+        normalize_routing_weights = 1> (x, r, INPUTS)
+}}
+"""
+
+MATRICES = {
+    "up": normal(EXPERTS, 2 * INNER, OUTER) * 0.1,
+    "down": normal(EXPERTS, OUTER, INNER, seed=1) * 0.1,
+}
+BIASES = {
+    "up_bias": normal(EXPERTS, 2 * INNER, seed=2),
+    "down_bias": normal(EXPERTS, OUTER, seed=3),
+}
+FEEDS = {"x": normal(7, OUTER, seed=4).numpy(), "r": normal(7, EXPERTS, seed=5).numpy()}
+
+INPUTS = {"biased": "up, up_bias, down, down_bias", "bare": "up, , down"}
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_rewritten_node_computes_with_the_values_of_its_codes(
+    bits: Any, inputs: str, symmetric: bool
+) -> None:
+    scheme = Scheme(bits=bits, group=32, symmetric=symmetric)
+    stored, values = dict(BIASES), dict(BIASES)
+    for name, weight in MATRICES.items():
+        codes = [rtn.quantize(expert, scheme) for expert in weight]
+        values[name] = torch.stack([dequantize(c) for c in codes])
+        stored[f"{name}.codes"] = torch.stack([pack(c).flatten(1) for c in codes])
+        stored[f"{name}.scales"] = torch.stack([c.scales for c in codes])
+        zeros = [packed for c in codes if (packed := pack_zeros(c)) is not None]
+        if zeros:
+            stored[f"{name}.zeros"] = torch.stack(zeros)
+    text = MIXTURE.replace("INPUTS", INPUTS[inputs])
+    model = parsed(text, **MATRICES, **BIASES)
+    (expected,) = run(model, values, **FEEDS)
+    QuantizeExperts(dict.fromkeys(MATRICES, scheme))(model)
+    assert operators(model) == ["QMoE"]
+    assert not {"up", "down"} & set(model.graph.initializers)
+    # The kernel rounds activations to 8 bits.
+    (got,) = run(model, stored, **FEEDS)
+    assert np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_a_node_that_is_not_in_the_plan_stays() -> None:
+    model = parsed(MIXTURE.replace("INPUTS", INPUTS["biased"]), **MATRICES, **BIASES)
+    assert_kept(QuantizeExperts({"other": Scheme(bits=4, group=32)}), model)
+
+
+HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
 
 
 GRAPH = """
@@ -73,14 +210,14 @@ def test_kernel_attends_to_the_codes_that_it_stores(
 ) -> None:
     random = np.random.default_rng(0)
 
-    def normal(*shape: int) -> Array:
+    def drawn(*shape: int) -> Array:
         return random.standard_normal(shape, np.float32)
 
-    scales = [np.exp(normal(KV_HEADS, 1, WIDTH)) / np.float32(60) for _ in range(2)]
+    scales = [np.exp(drawn(KV_HEADS, 1, WIDTH)) / np.float32(60) for _ in range(2)]
     buffers = [
         random.integers(-128, 128, (KV_HEADS, CAPACITY, WIDTH)).astype(np.int8) for _ in range(2)
     ]
-    query, key, value = normal(new, HEADS * WIDTH), *normal(2, new, KV_HEADS * WIDTH)
+    query, key, value = drawn(new, HEADS * WIDTH), *drawn(2, new, KV_HEADS * WIDTH)
     out, *presents = session(window, cap).run(
         None,
         {
