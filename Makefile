@@ -106,7 +106,6 @@ software-gpu:
 # Mutate bundles and requests, in process and over HTTP: make fuzz COUNT=100000. Pass the printed SEED to repeat a run.
 COUNT ?= 20000
 fuzz: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_operators --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_requests --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_server --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))

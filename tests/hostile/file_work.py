@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -21,7 +21,6 @@ import ortolan
 from ortolan import files, staging
 from ortolan.cli.chat.history import add_to_history, read_history
 from ortolan.export.adapter import staged_adapter, write_adapter
-from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save
 from ortolan.modeling.training import trainer
@@ -77,24 +76,6 @@ def _export(folder: Path) -> Work:
 
     def write(place: Path, version: Version) -> None:
         ortolan.export(source, place / "bundle", max_context=CONTEXTS[version], force=True)
-
-    return Work(write=write, state=_context_state)
-
-
-def _auto(folder: Path) -> Work:
-    torch.manual_seed(0)
-    config = tiny_models.gpt2()
-    module = DecoderModel(replace(config, blocks=config.blocks[:1])).eval()
-
-    def write(place: Path, version: Version) -> None:
-        ortolan.export(
-            module,
-            place / "bundle",
-            precision=ortolan.Auto(target_size=300_000),
-            options=ExportOptions(allow_poor=True),
-            max_context=CONTEXTS[version],
-            force=True,
-        )
 
     return Work(write=write, state=_context_state)
 
@@ -332,7 +313,6 @@ WORKS: dict[str, Callable[[Path], Work]] = {
     "folder": _folder,
     "folder by two renames": _renamed_folder,
     "export": _export,
-    "export in chosen bits": _auto,
     "adapter": _adapter,
     "pack": _pack,
     "signature": _signature,

@@ -16,6 +16,30 @@ from tests.hostile.arguments import Draw, arguments, image, maybe, prompt, sever
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource, WaveSource
+
+
+def probe(model: Any) -> object:
+    """Answer a fixed request with a model of any kind."""
+    source, wave = model.manifest.source, np.linspace(-1, 1, 9000, dtype=np.float32) ** 3
+    match model.manifest.kind:
+        case "encoder":
+            value: Any = [1, 2, 3]
+            if isinstance(source, ImageSource | PatchSource):
+                value = np.zeros((8, 8, source.channels), np.uint8)
+            name = model.manifest.output_kind.name
+            if isinstance(source, WaveSource | AudioSource):
+                name, value = "transcribe", wave
+            return repr(
+                getattr(model, {"labels": "classify", "embedding": "embed"}.get(name, name))(value)
+            )
+        case "encoder-decoder" if isinstance(source, WaveSource | AudioSource):
+            return model.transcribe(wave)
+        case "decoder" if model.manifest.features is not None:
+            pixels = np.zeros((9, 20, 3), np.uint8)
+            part = {"image": pixels} if model.manifest.media == "images" else {"audio": wave}
+            return model.generate([part, "a b"], max_new_tokens=4).tokens
+    return model.generate([1, 2, 3], max_new_tokens=4).tokens
 
 
 def _same(receiver: Any) -> Any:
@@ -29,20 +53,20 @@ class Target:
     Attributes:
         bundle: kind of bundle to load.
         methods: to call.
-        probe: sends the fixed request.
         open: creates the receiver from a model.
         each: creates the receiver of one request.
         inputs: draws what the model reads.
+        probe: sends the fixed request.
         after: checks and closes the receiver of one request.
         close: closes the receiver.
     """
 
     bundle: str
     methods: Sequence[str]
-    probe: Callable[[Any], object]
     open: Callable[[Any], Any] = _same
     each: Callable[[Any], Any] = _same
     inputs: Draw = prompt
+    probe: Callable[[Any], object] = probe
     after: Callable[[Any], object] = _same
     close: Callable[[Any], object] = _same
 
@@ -155,29 +179,6 @@ def _check_pairs(conversation: Any) -> None:
         raise AssertionError(f"messages that are not pairs: {messages}")
 
 
-def _tokens(model: Any) -> object:
-    return model.generate([1, 2, 3], max_new_tokens=4).tokens
-
-
-def _seen(model: Any) -> object:
-    pixels = np.zeros((8, 8, 3), np.uint8)
-    return model.generate([{"image": pixels}, "a"], max_new_tokens=4).tokens
-
-
-def _heard(model: Any) -> object:
-    return model.transcribe(np.linspace(-1, 1, 20_000, dtype=np.float32) ** 3)
-
-
-def _encoded(model: Any) -> object:
-    value: Any = [1, 2, 3]
-    source = model.manifest.source
-    if hasattr(source, "channels"):
-        value = np.zeros((source.height, source.width, source.channels), np.uint8)
-    names = {"labels": "classify", "embedding": "embed"}
-    kind = model.manifest.output_kind.name
-    return repr(getattr(model, names.get(kind, kind))(value))
-
-
 def _asked(conversation: Any) -> object:
     conversation.reset()
     return conversation.ask("a", max_new_tokens=3).content
@@ -187,6 +188,7 @@ DECODER = (
     *("generate", "generate", "stream", "chat", "chat_stream", "conversation"),
     *("serve", "logits", "load_session"),
 )
+SEQ2SEQ = ("generate", "generate", "stream", "logits", "serve")
 OUTPUTS = ("states", "logits", "embed", "classify", "classify_as", "classify_tokens", "fill")
 LABELS = ("classify",) * 7 + OUTPUTS
 LISTENER = ("transcribe", "transcribe", "listen", "generate", "logits")
@@ -194,29 +196,25 @@ LISTENER = ("transcribe", "transcribe", "listen", "generate", "logits")
 PROMPTS, IMAGES, SOUNDS = several(prompt), several(image), several(sound)
 
 TARGETS: dict[str, Target] = {
-    "decoder": Target(bundle="decoder", methods=DECODER, probe=_tokens, inputs=PROMPTS),
-    "recurrent": Target(bundle="recurrent", methods=DECODER, probe=_tokens, inputs=PROMPTS),
-    "hybrid": Target(bundle="exported-hybrid", methods=DECODER, probe=_tokens, inputs=PROMPTS),
-    "reader": Target(bundle="exported-reader", methods=DECODER, probe=_seen, inputs=PROMPTS),
+    "decoder": Target(bundle="decoder", methods=DECODER, inputs=PROMPTS),
+    "recurrent": Target(bundle="recurrent", methods=DECODER, inputs=PROMPTS),
+    "hybrid": Target(bundle="exported-hybrid", methods=DECODER, inputs=PROMPTS),
+    "reader": Target(bundle="exported-reader", methods=DECODER, inputs=PROMPTS),
     "seq2seq": Target(
         bundle="exported-seq2seq",
-        methods=("generate", "generate", "stream", "logits", "serve"),
-        probe=_tokens,
+        methods=SEQ2SEQ,
         inputs=PROMPTS,
     ),
-    "listener": Target(bundle="exported-listener", methods=LISTENER, probe=_heard, inputs=SOUNDS),
-    "writer": Target(bundle="exported-writer", methods=LISTENER, probe=_heard, inputs=SOUNDS),
+    "listener": Target(bundle="exported-listener", methods=LISTENER, inputs=SOUNDS),
+    "writer": Target(bundle="exported-writer", methods=LISTENER, inputs=SOUNDS),
     "speller": Target(
         bundle="exported-speller",
         methods=("transcribe",) * 3 + ("logits",) * 4 + OUTPUTS,
-        probe=_heard,
         inputs=SOUNDS,
     ),
-    "encoder": Target(bundle="encoder", methods=LABELS, probe=_encoded, inputs=PROMPTS),
-    "embedder": Target(
-        bundle="embedder", methods=("embed",) * 7 + OUTPUTS, probe=_encoded, inputs=PROMPTS
-    ),
-    "images": Target(bundle="image-encoder", methods=LABELS, probe=_encoded, inputs=IMAGES),
+    "encoder": Target(bundle="encoder", methods=LABELS, inputs=PROMPTS),
+    "embedder": Target(bundle="embedder", methods=("embed",) * 7 + OUTPUTS, inputs=PROMPTS),
+    "images": Target(bundle="image-encoder", methods=LABELS, inputs=IMAGES),
     "tokenizer": Target(
         bundle="decoder",
         open=lambda model: model.tokenizer,
@@ -227,7 +225,7 @@ TARGETS: dict[str, Target] = {
         bundle="encoder",
         open=_files,
         methods=("load", "load", "load_any", "open", "verify", "maps"),
-        probe=lambda files: _encoded(files.model),
+        probe=lambda files: probe(files.model),
     ),
     "service": Target(
         bundle="decoder",

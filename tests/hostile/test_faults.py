@@ -21,9 +21,6 @@ DEAR = ("pack", "checkpoint", "export", "training")
 LONG = ("export", "training")
 """Work of more than a hundred operations."""
 
-CHOSEN = "export in chosen bits"
-"""Work of seconds and hundreds of operations."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -105,7 +102,7 @@ def spread(operations: int, points: int, fault: Fault) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [name for name in WORKS if name not in (*LONG, CHOSEN)])
+@pytest.mark.parametrize("name", [name for name in WORKS if name not in LONG])
 def test_a_fault_at_any_operation_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
@@ -117,8 +114,7 @@ def test_a_fault_at_any_operation_leaves_old_or_new_files(
 
 def _some() -> Iterator[Any]:
     """Every work with one fault, every fault with one work; the others are slow."""
-    names = [name for name in WORKS if name != CHOSEN]
-    for place, name in enumerate(names):
+    for place, name in enumerate(WORKS):
         for number, fault in enumerate(FAULTS):
             is_quick = number == place % len(FAULTS)
             yield pytest.param(name, fault, marks=() if is_quick else pytest.mark.slow)
@@ -137,11 +133,11 @@ def test_a_fault_at_some_operations_leaves_old_or_new_files(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [*LONG, CHOSEN])
+@pytest.mark.parametrize("name", LONG)
 def test_a_fault_at_more_operations_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
-    for at in spread(faults(name).operations, 3 if name == CHOSEN else 8, fault):
+    for at in spread(faults(name).operations, 8, fault):
         faults(name).check(fault, at)
 
 
