@@ -162,6 +162,11 @@ def _read_scaling(
 
 def _read_longrope(rope: ConfigReader, context_length: int, original: int) -> LongRopeScaling:
     """Both lists of factors; the default magnitude is the paper's recommendation."""
+    if original < 2:
+        raise ConfigError(
+            f"rope_scaling: original_max_position_embeddings must be at least 2 (got {original}). "
+            "Correct it."
+        )
     stretch = rope.get("factor", float, context_length / original)
     recommended = 1.0
     if stretch > 1:

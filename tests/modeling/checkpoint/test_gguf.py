@@ -320,6 +320,8 @@ def test_an_unknown_key_may_be_accepted(tmp_path: Path) -> None:
     assert read_config(file, accept_unknown=["llama.attention.novel"]).model_type == "llama"
 
 
+LINEAR_BY_2 = {"rope_type": "linear", "factor": 2.0}
+
 NEUTRAL = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
@@ -354,14 +356,12 @@ def test_keys_at_their_neutral_values_change_nothing(tmp_path: Path) -> None:
     assert read_config(neutral) == read_config(plain)
 
 
-def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
-    model = reference_model(LLAMA)
+def test_absent_types_and_windows_of_0_are_read(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    write_gguf(file, "llama", model, metadata_of(model) | {"rope.scaling.factor": 2.0})
-    assert open_checkpoint(file).values["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
-
-
-def test_a_window_of_0_is_none(tmp_path: Path) -> None:
-    model, file = reference_model(CASES["phi3"].values), tmp_path / "model.gguf"
-    write_gguf(file, "phi3", model, metadata_of(model) | {"attention.sliding_window": 0})
-    assert open_checkpoint(file).values["sliding_window"] is None
+    for arch, change, key, expected in (
+        ("llama", {"rope.scaling.factor": 2.0}, "rope_scaling", LINEAR_BY_2),
+        ("phi3", {"attention.sliding_window": 0}, "sliding_window", None),
+    ):
+        model = reference_model(CASES[arch].values)
+        write_gguf(file, arch, model, metadata_of(model) | change)
+        assert open_checkpoint(file).values[key] == expected

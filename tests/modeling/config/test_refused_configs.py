@@ -76,6 +76,7 @@ ROPES: list[dict[str, Any]] = [
     changed_first(LONGROPE, short_factor=[1.0] * 3),
     changed_first(LONGROPE, long_factor=[0.0] * 4),
     changed_first(LONGROPE, long_factor=["1"] * 4),
+    changed_first(LONGROPE, original_max_position_embeddings=1),
     {"rope_type": "linear"},
     changed_first(LINEAR, factor="2"),
     changed_first(LINEAR, factor=0.0),

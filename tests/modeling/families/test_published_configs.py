@@ -27,15 +27,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """Configs as they were published, without keys of training that another config here has."""
 
-PARAMETERS = {
-    "SmolLM2-135M": 134_515_008,
-    "Llama-3.2-1B": 1_235_814_400,
-    "TinyLlama-1.1B": 1_100_048_384,
-    "Qwen2.5-0.5B": 494_032_768,
-    "Mistral-7B-v0.1": 7_241_732_096,
-    "gpt2": 124_439_808,
-}
-"""Published numbers of parameters."""
 
 WITH_CLASS = [
     name
@@ -62,11 +53,6 @@ def size(config: ModelConfig) -> int:
     module = empty_model(config)
     assert {p.device.type for p in module.parameters()} == {"meta"}
     return sum(p.numel() for p in module.parameters())
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_model_has_the_published_size(name: str) -> None:
-    assert size(read(name)) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", WITH_CLASS)

@@ -63,26 +63,22 @@ def assert_same(values: dict[str, Any], folder: Path, length: int, max_context: 
         assert_same_logits(ours, reference_logits(reference, ids))
 
 
-@pytest.mark.parametrize("name", SCALINGS)
-def test_texts_of_the_default_context_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    reference_model(values_of(name)).save_pretrained(tmp_path)
-    context = load(tmp_path).config.context_length
-    assert context == (ORIGINAL if name in CHANGES else LONGEST)
-    for length in LENGTHS:
-        if length <= context:
-            assert_same(values_of(name), tmp_path / str(length), length, None)
+ASKED_FOR = {(name, LONGEST) for name in CHANGES}
+"""A longer context than the default."""
 
 
-@pytest.mark.parametrize("name", sorted(CHANGES - {"dynamic"}))
-@pytest.mark.parametrize("length", [length for length in LENGTHS if length > ORIGINAL])
-def test_long_texts_of_a_context_that_is_asked_for_are_those_of_transformers(
-    name: str, length: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "max_context"), [*((name, None) for name in SCALINGS), *sorted(ASKED_FOR)]
+)
+def test_texts_of_a_context_are_those_of_transformers(
+    name: str, max_context: int | None, tmp_path: Path
 ) -> None:
-    assert_same(values_of(name), tmp_path, length, LONGEST)
-
-
-def test_a_dynamic_text_as_long_as_the_context_is_that_of_transformers(tmp_path: Path) -> None:
-    assert_same(values_of("dynamic"), tmp_path, LONGEST, LONGEST)
+    reference_model(values_of(name)).save_pretrained(tmp_path)
+    context = load(tmp_path, max_context=max_context).config.context_length
+    assert context == (max_context or (ORIGINAL if name in CHANGES else LONGEST))
+    for length in (LONGEST,) if max_context and name == "dynamic" else LENGTHS:
+        if length <= context and (max_context is None or length > ORIGINAL):
+            assert_same(values_of(name), tmp_path / str(length), length, max_context)
 
 
 def test_scores_are_warmer_where_positions_are_scaled() -> None:

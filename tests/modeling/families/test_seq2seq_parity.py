@@ -119,14 +119,6 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
         assert torch.equal(logits, module(SOURCES.ids, TARGETS, SOURCES.lengths))
 
 
-def test_shared_tables_are_one(tmp_path: Path) -> None:
-    SEQ2SEQ["marian"].write(tmp_path)
-    module = load(tmp_path, EncoderDecoderModel)
-    assert module.shared is module.encoder.embedding is module.decoder.embedding
-    names = [name for name, _ in module.named_parameters() if "embedding" in name]
-    assert names == []
-
-
 @pytest.mark.parametrize(
     ("base", "name"), [("MarianModel", "marian"), ("BartModel", "bart"), ("T5Model", "t5")]
 )

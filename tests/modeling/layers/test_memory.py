@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig
 from ortolan.modeling.layers.additive_attention import AdditiveAttention
-from ortolan.modeling.layers.memory import Memory, MemoryState, rotate
+from ortolan.modeling.layers.memory import Memory, MemoryState
 
 B, H = 2, 6
 
@@ -87,14 +87,6 @@ def test_a_step_equals_the_paper(config: MemoryConfig) -> None:
         expected = np.concatenate([w @ m for w in weights[: config.read_heads]])
         np.testing.assert_allclose(read[text], expected, rtol=1e-6)
         assert next(row, None) is None
-
-
-def test_rotation_wraps_around() -> None:
-    weights = torch.tensor([[[0.1, 0.2, 0.3, 0.4]]])
-    moved = rotate(weights, torch.tensor([[[0.0, 0.0, 1.0]]]))
-    torch.testing.assert_close(moved, torch.tensor([[[0.4, 0.1, 0.2, 0.3]]]))
-    back = rotate(moved, torch.tensor([[[1.0, 0.0, 0.0]]]))
-    torch.testing.assert_close(back, weights)
 
 
 def test_zeros_are_the_initial_memory() -> None:

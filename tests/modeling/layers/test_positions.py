@@ -94,14 +94,6 @@ def assert_equals_transformers(
 # --- rotary -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("head_dim", "theta"), [(64, 10_000.0), (64, 1e6), (8, 33.0)])
-@pytest.mark.parametrize("name", SCALINGS)
-def test_rotary_tables_equal_transformers(name: str, head_dim: int, theta: float) -> None:
-    rope = SCALINGS[name]
-    expected, factor = transformers_frequencies(rope, head_dim=head_dim, theta=theta)
-    assert_equals_transformers(read(rope, head_dim=head_dim, theta=theta), expected, factor)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     theta=st.floats(10.0, 1e7),

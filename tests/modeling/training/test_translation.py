@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianMTModel
 
 from ortolan.modeling import EncoderDecoderModel, load
-from ortolan.modeling.training.decoding import greedy, padded
+from ortolan.modeling.training.decoding import greedy
 from ortolan.modeling.training.tasks.translation import TranslationTask
 from ortolan.modeling.training.trainer import train
 
@@ -124,12 +124,6 @@ def test_greedy_decoding_stops_at_its_limit(task: TranslationTask) -> None:
     (ids,) = greedy(task.module, [task.sources[0]], suppressed=[task.end], max_tokens=7)
     assert len(ids) == 7
     assert task.end not in ids
-
-
-def test_rows_are_padded_on_the_right() -> None:
-    ids, lengths = padded([[1, 2, 3], [4]], 9)
-    assert ids.tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert lengths.tolist() == [3, 1]
 
 
 # --- a training of seconds -----------------------------------------------------------------------
