@@ -1,5 +1,6 @@
 """`Seq2Seq`: batches, beams, streams and rejections. Parity is in test_seq2seq_parity.py."""
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
+from ortolan.runtime.generation.beam_search import Beams, BeamSearch
 
 SOURCE = [5, 40, 7, 31, 8]
 
@@ -249,3 +251,35 @@ def test_memory_is_checked_before_anything_is_computed(
         model.generate(SOURCE, beams=beams, max_new_tokens=10)
     with pytest.raises(MemoryPlanError):
         model.generate([SOURCE, SOURCE], beams=beams, max_new_tokens=9)
+
+
+# --- beams where transformers is no reference --------------------------------------------------
+
+
+def small_search(beams: int) -> BeamSearch:
+    return BeamSearch(Beams(beams=beams), eos={0}, max_tokens=4)
+
+
+def test_ties_go_to_the_first_beam_and_the_lowest_id() -> None:
+    search = small_search(2)
+    search.advance(np.zeros((2, 6), np.float32))
+    assert (search.tokens, search.parents) == ([1, 2], [0, 0])
+    search.advance(np.zeros((2, 6), np.float32))
+    assert (search.tokens, search.parents) == ([1, 2], [0, 0])
+
+
+def test_a_vocabulary_smaller_than_the_candidates_is_searched_whole() -> None:
+    search = small_search(3)
+    while not search.is_done:
+        search.advance(np.log(np.array([[0.2, 0.5, 0.3]] * 3, np.float32)))
+    best = search.best(1)[0]
+    assert best.tokens == (1, 1, 1, 1)
+    assert best.score == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+def test_an_unfinished_search_returns_hypotheses_before_beams() -> None:
+    search = small_search(2)
+    assert search.best(2) == []
+    search.advance(np.log(np.array([[0.4, 0.35, 0.2, 0.05]] * 2, np.float32)))
+    assert [one.tokens for one in search.best(3)] == [(0,), (1,), (2,)]
+    assert not search.is_done

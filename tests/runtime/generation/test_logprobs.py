@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime import tiny_decoder
 from tests.runtime.chat.tiny_chat import chat_model
-from tests.runtime.conftest import POISON, Models
+from tests.runtime.conftest import POISON
 from tests.runtime.tiny_decoder import TinyDecoder
 
 from ortolan.runtime import Decoder, load
-from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import ContextLengthError, MemoryPlanError, NumericError
-from ortolan.runtime.generation.completion import Completion, TokenLogprobs
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.logprobs import token_logprobs, top_tokens
@@ -82,56 +81,15 @@ IDS: list[int] = np.random.default_rng(1).integers(0, 90, 301).tolist()
 SCORED: Any = {"prompt_logprobs": 3, "max_new_tokens": 0}
 
 
-def exact_logprobs(model: Decoder, ids: list[int]) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities from the logits of an exact teacher-forced run."""
-    engine = model._engine
-    logits_SV = Runner(engine, engine.slots(2), exact=True).teacher_forced(ids)
-    return tuple(
-        token_logprobs(logits_V, token, 3)
-        for logits_V, token in zip(logits_SV[:-1], ids[1:], strict=True)
-    )
-
-
 def test_they_are_those_of_a_reference(model: Decoder, tiny: TinyDecoder) -> None:
-    done = model.generate(IDS, **SCORED)
+    done, alone = model.generate([IDS, IDS], **SCORED)
     assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs == alone.prompt_logprobs
     assert [logprobs.token for logprobs in done.prompt_logprobs] == IDS[1:]
     expected_SV = torch.log_softmax(torch.from_numpy(tiny.reference(IDS)), dim=1)
     for logprobs, expected_V in zip(done.prompt_logprobs, expected_SV[:-1], strict=True):
         assert logprobs.logprob == pytest.approx(float(expected_V[logprobs.token]), abs=1e-3)
         assert [token for token, _ in logprobs.top] == torch.topk(expected_V, 3).indices.tolist()
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill"],
-)
-def test_a_service_returns_the_same_whatever_else_it_does(models: Models, kind: str) -> None:
-    model, expected = models[kind], exact_logprobs(models[kind], IDS)
-    for cache_bytes in (0, 1 << 20):
-        with model.serve(slots=4, cache_bytes=cache_bytes) as service:
-            others = [service.submit(IDS[n:], max_new_tokens=30) for n in (0, 7)]
-            others[0].completion()
-            tickets = [service.submit(IDS, **SCORED, priority=n) for n in (0, 1)]
-            for ticket in tickets:
-                done = ticket.completion()
-                assert done.prompt_logprobs == expected
-                assert done.timings.cached_tokens == 0
-            assert others[1].completion().tokens
-    assert [done.prompt_logprobs for done in model.generate([IDS] * 3, **SCORED)] == [expected] * 3
-
-
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4"])
-def test_new_tokens_do_not_depend_on_them(models: Models, kind: str) -> None:
-    options: Any = {"max_new_tokens": 5, "logprobs": 2, "ignore_eos": True}
-    with models[kind].serve(slots=2, cache_bytes=0) as service:
-        plain, scored = (
-            service.submit(IDS, **options, prompt_logprobs=count).completion()
-            for count in (None, 0)
-        )
-    assert (scored.tokens, scored.logprobs) == (plain.tokens, plain.logprobs)
-    assert plain.prompt_logprobs is None
-    assert all(logprobs.top == () for logprobs in scored.prompt_logprobs or ())
 
 
 def empty(model: Decoder, ids: list[int], **options: Any) -> Completion:

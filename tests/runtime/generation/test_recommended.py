@@ -97,20 +97,6 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     assert exited.value.code == 0
 
 
-def test_run_uses_the_recommendation_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write_model(tmp_path, PENALTY)
-    path = str(model.bundle.path)
-    texts = {}
-    for option in ("--model-sampling", "--no-model-sampling", "--repetition-penalty=1.9"):
-        command(monkeypatch, "run", path, "hello", "-n", "12", option)
-        texts[option] = capsys.readouterr().out
-    greedy = texts.pop("--no-model-sampling")
-    assert len(set(texts.values())) == 1
-    assert greedy not in texts.values()
-
-
 def test_inspect_shows_recommended_and_ignored_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

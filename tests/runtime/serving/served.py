@@ -31,6 +31,7 @@ class Spec:
     pattern: str | None = None
     adapter: str | None = None
     has_draft: bool = False
+    scored: int | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -50,6 +51,7 @@ class Spec:
             adapter=self.adapter,
             max_new_tokens=self.limit,
             logprobs=1,
+            prompt_logprobs=self.scored,
             sampling=Sampling(temperature=self.temperature, seed=self.seed),
             grammar=None if self.pattern is None else Grammar.regex(self.pattern),
         )

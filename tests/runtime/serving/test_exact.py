@@ -30,6 +30,7 @@ def assert_same(done: Completion, expected: Completion) -> None:
     if done.finish_reason != "cancelled":
         assert done.finish_reason == expected.finish_reason
         assert count == len(expected.tokens)
+        assert done.prompt_logprobs == expected.prompt_logprobs
     assert done.tokens == expected.tokens[:count]
     assert (done.logprobs or ())[:count] == (expected.logprobs or ())[:count]
 
@@ -43,6 +44,7 @@ requests = st.builds(
     pattern=st.sampled_from([None, None, "[a-z]{2,9}"]),
     adapter=st.sampled_from(NAMES),
     has_draft=st.booleans(),
+    scored=st.sampled_from([None, None, None, 2]),
 )
 
 
@@ -132,7 +134,7 @@ def test_requests_at_any_time_equal_themselves_alone(
 
     Case.kind = kind
     machine = Case.TestCase
-    machine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+    machine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
     machine().runTest()
 
 
