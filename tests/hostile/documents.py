@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -29,12 +29,28 @@ def change_document(random: Random, data: bytes) -> tuple[bytes, str]:
     """Replace, remove, nest, repeat or rename one value of a JSON document."""
     document = json.loads(data)
     parent, key = _place(random, document)
-    path = f"{key!r} of {str(parent)[:60]}"
     if parent is None:
         return b"[]", "document replaced"
-    change = random.choice(_CHANGES if isinstance(parent, dict) else _CHANGES[:5])
-    summary = change(random, parent, key)
-    return _written(document), f"{path}: {summary}"
+    path, value = f"{key!r} of {str(parent)[:60]}", parent[key]
+    ways = ["replaced", "replaced", "retyped", "retyped", "removed", "removed", "times", "deep"]
+    how = random.choice([*ways, "twice", "renamed"] if isinstance(parent, dict) else ways)
+    match how:
+        case "replaced":
+            parent[key] = _like(random, value)
+        case "retyped":
+            parent[key] = _any(random, value)
+        case "removed":
+            del parent[key]
+        case "times":  # a text or list, or a list of equal values
+            count = logarithmic(random, 5000)
+            parent[key] = value * count if isinstance(value, str | list) else [value] * count
+        case "deep":
+            parent[key] = f"{_DEEP}{logarithmic(random, 200_000)}"
+        case "twice":
+            parent[f"{key}{_TWICE}"] = random.choice([value, _like(random, value)])
+        case "renamed":
+            parent[random.choice([*STRINGS, f"{key}_", f"{key}".upper()])] = parent.pop(key)
+    return _written(document), f"{path}: {how}, {f'{parent}'[-60:]}"
 
 
 def _place(random: Random, document: Any) -> tuple[Any, Any]:
@@ -47,63 +63,11 @@ def _place(random: Random, document: Any) -> tuple[Any, Any]:
     return parent, key
 
 
-def _replaced(random: Random, parent: Any, key: Any) -> str:
-    parent[key] = _like(random, parent[key])
-    return f"now {parent[key]!r:.60}"
-
-
-def _retyped(random: Random, parent: Any, key: Any) -> str:
-    values: tuple[Any, ...] = (
-        None,
-        True,
-        False,
-        [],
-        {},
-        random.choice(STRINGS),
-        random.choice(INTEGERS),
-        0.5,
-        2**80,
+def _any(random: Random, value: Any) -> Any:
+    numbers = (random.choice(INTEGERS), random.choice(FLOATS), 0.5, 2**80)
+    return random.choice(
+        [None, True, False, [], {}, random.choice(STRINGS), *numbers, [value], {"a": value}]
     )
-    parent[key] = random.choice([*values, random.choice(FLOATS), [parent[key]], {"a": parent[key]}])
-    return f"now {parent[key]!r:.60}"
-
-
-def _removed(random: Random, parent: Any, key: Any) -> str:
-    del parent[key]
-    return "removed"
-
-
-def _nested(random: Random, parent: Any, key: Any) -> str:
-    depth = logarithmic(random, 200_000)
-    parent[key] = f"{_DEEP}{depth}"
-    return f"{depth} lists deep"
-
-
-def _multiplied(random: Random, parent: Any, key: Any) -> str:
-    """Repeat a text or list, or make a list of equal values."""
-    value, count = parent[key], logarithmic(random, 5000)
-    parent[key] = value * count if isinstance(value, str | list) else [value] * count
-    return f"{count} times"
-
-
-def _twice(random: Random, parent: Any, key: Any) -> str:
-    parent[f"{key}{_TWICE}"] = random.choice([parent[key], _like(random, parent[key])])
-    return "duplicate key"
-
-
-def _renamed(random: Random, parent: Any, key: Any) -> str:
-    new = random.choice([*STRINGS, f"{key}_", f"{key}".upper()])
-    parent[new] = parent.pop(key)
-    return f"renamed to {new!r:.40}"
-
-
-_Change = Callable[[Random, Any, Any], str]
-
-_CHANGES: tuple[_Change, ...] = (
-    *(_replaced, _retyped, _removed, _multiplied, _nested),
-    *(_replaced, _retyped, _removed, _twice, _renamed),
-)
-"""The first five also work in lists."""
 
 
 def _like(random: Random, value: Any) -> Any:

@@ -86,9 +86,7 @@ class Server:
 
     def get(self, path: str) -> bytes:
         """The body of a GET."""
-        return self.ask(
-            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-        )[1]
+        return self.ask(http_get(path))[1]
 
     def ask(self, data: bytes, *, is_all: bool = False) -> tuple[int, bytes]:
         """Send bytes; return the status, 0 if there is none, and the body.
@@ -146,6 +144,10 @@ def answer_of(connection: socket.socket) -> tuple[int, bytes]:
         return response.status, response.read()
     except (http.client.HTTPException, ConnectionError):
         return 0, b""
+
+
+def http_get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 def http_post(path: str, body: bytes, headers: str = "Content-Type: application/json") -> bytes:
@@ -208,33 +210,26 @@ def leave(server: Server, name: str) -> str:
     return "left"
 
 
+ODD_PATHS = ("/%00", "/..%2f..%2fetc/passwd", "/v1/models/%ff", "//", "/v1/" + "x" * 9000)
+METHODS = (b"GET", b"PUT", b"DELETE", b"OPTIONS", b"HEAD", b"X" * 300)
+MEDIA = ("text/plain", "", "application/json; charset=utf-16", "\x7f")
+CHUNKS = (b"0\r\n\r\n", b"zz\r\n\r\n", b"2\r\n{}\r\n0\r\n\r\n", b"ffffffffffff\r\n\r\n")
+
+
 def _raw(data: bytes, path: str, random: Random) -> bytes:
     """Bytes that are almost HTTP."""
     at = random.randrange(len(data))
-    match random.randrange(6):
-        case 0:
-            return data[:at] + random.randbytes(8) + data[at:] + b"\r\n\r\n"
-        case 1:
-            return random.randbytes(200) + b"\r\n\r\n"
-        case 2:
-            media_type = random.choice(
-                ["text/plain", "", "application/json; charset=utf-16", "\x7f"]
-            )
-            return http_post(path, b"{}", f"Content-Type: {media_type}")
-        case 3:
-            head = http_post(
-                path, b"", "Transfer-Encoding: chunked\r\nContent-Type: application/json"
-            )
-            return head.replace(b"Content-Length: 0\r\n", b"") + random.choice(
-                [b"0\r\n\r\n", b"zz\r\n\r\n", b"2\r\n{}\r\n0\r\n\r\n", b"ffffffffffff\r\n\r\n"]
-            )
-        case 4:
-            method = random.choice([b"GET", b"PUT", b"DELETE", b"OPTIONS", b"HEAD", b"X" * 300])
-            return data.replace(b"POST", method, 1)
-    odd = random.choice(
-        ["/%00", "/..%2f..%2fetc/passwd", "/v1/models/%ff", "//", "/v1/" + "x" * 9000]
+    chunked = http_post(path, b"", "Transfer-Encoding: chunked\r\nContent-Type: application/json")
+    return random.choice(
+        [
+            data[:at] + random.randbytes(8) + data[at:] + b"\r\n\r\n",
+            random.randbytes(200) + b"\r\n\r\n",
+            http_post(path, b"{}", f"Content-Type: {random.choice(MEDIA)}"),
+            chunked.replace(b"Content-Length: 0\r\n", b"") + random.choice(CHUNKS),
+            data.replace(b"POST", random.choice(METHODS), 1),
+            http_get(random.choice(ODD_PATHS)),
+        ]
     )
-    return f"GET {odd} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 def _bundles(folder: Path) -> dict[str, Path]:
@@ -310,19 +305,12 @@ def main() -> int:
     findings: list[dict[str, Any]] = []
     with served(options.bundles) as server:
         if options.only:
-            kind = options.only.partition("/")[0]
-            print(server.bodies.body(*_place(server, options.only)) if kind == "request" else kind)
-            fuzz(server, kind, [options.only], findings)
+            fuzz(server, options.only.partition("/")[0], [options.only], findings)
         else:
             seed = command.pick_seed(options.seed)
             for kind, count in (("request", options.count), ("disconnect", options.count // 5)):
                 fuzz(server, kind, [f"{kind}/{seed}/{n}" for n in range(count)], findings)
     return int(bool(findings))
-
-
-def _place(server: Server, name: str) -> tuple[str, Random]:
-    random = Random(name)
-    return server.bodies.path(random), random
 
 
 if __name__ == "__main__":
