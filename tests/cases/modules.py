@@ -14,7 +14,7 @@ from tests.export import models_of_kinds as of_kinds
 from tests.export import tiny_models
 from tests.export.own_module import Attentive, unusual
 from tests.modeling import kinds
-from tests.modeling.mixers import CHANNELS, CONV, DELTA, HEADS, LRU
+from tests.modeling.kinds import CHANNELS, CONV, DELTA, HEADS, LRU
 from tests.tiny.numbers import random_ids
 from torch import nn
 

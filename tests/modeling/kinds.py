@@ -1,5 +1,6 @@
 """Small random models with every feature that a config can describe."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,14 +17,20 @@ from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
     FeedForwardConfig,
+    GatedDeltaConfig,
     LearnedPositions,
+    LinearRecurrenceConfig,
+    Mixer,
+    MixtureConfig,
     NoPositions,
     NormConfig,
     Positions,
     RelativeBiasPositions,
     RelativeKeyPositions,
     RotaryPositions,
+    ShortConvConfig,
     SinusoidalPositions,
+    StateSpaceConfig,
     TokenInput,
 )
 
@@ -229,3 +236,64 @@ def encoder(config: EncoderConfig, *, seed: int = 0) -> EncoderModel:
 
 def seq2seq(config: EncoderDecoderConfig, *, seed: int = 0) -> EncoderDecoderModel:
     return randomised(EncoderDecoderModel(config), seed=seed)
+
+
+# --- mixers with a memory of fixed size, and mixtures of experts ---------------------------------
+
+HEADS = StateSpaceConfig(num_heads=4, head_dim=6, state_dim=5, taps=4, groups=2, norm=RMS)
+CHANNELS = StateSpaceConfig(num_heads=10, head_dim=1, state_dim=3, taps=4, step_rank=2)
+CONV = ShortConvConfig(channels=WIDTH, taps=3)
+DELTA = GatedDeltaConfig(num_heads=4, num_key_heads=2, key_dim=8, value_dim=5, taps=4, norm=RMS)
+LRU = LinearRecurrenceConfig(channels=12, num_heads=3, taps=4)
+
+MIXERS: dict[str, Mixer] = {
+    "short-conv": CONV,
+    "short-conv-biased": replace(CONV, bias=True, taps=5, channels=10),
+    "gated-delta": DELTA,
+    "gated-delta-unshared": replace(DELTA, num_key_heads=4, taps=2),
+    "state-space-heads": HEADS,
+    "state-space-heads-plain": replace(
+        HEADS, groups=1, norm=None, conv_bias=False, bias=True, steps=(0.3, 0.9)
+    ),
+    "state-space-heads-one-group": replace(HEADS, groups=1),
+    "state-space-channels": CHANNELS,
+    "state-space-channels-normed": replace(
+        CHANNELS, inner_norm=replace(RMS, scale=False), bias=True
+    ),
+    "linear-recurrence": LRU,
+}
+
+
+def hybrid(mixer: Mixer, *, depth: int = 2) -> DecoderConfig:
+    """`depth` times: the mixer alone, the mixer with an MLP, and attention."""
+    kinds = (
+        BlockConfig(mixer=mixer, feed_forward=None, norm=RMS),
+        replace(BLOCK, mixer=mixer, norm=RMS),
+        replace(BLOCK, mixer=replace(ATTENTION, head_dim=16, gate=True)),
+    )
+    return decoder_config(POSITIONS["rotary-partial"], kinds * depth)
+
+
+FEW = MixtureConfig(experts=6, per_token=2, intermediate_size=16)
+
+CHANGES: Mapping[str, dict[str, Any]] = {
+    "plain": {},
+    "one": {"per_token": 1},
+    "all": {"per_token": 6},
+    "not normalised": {"normalised": False},
+    "scaled": {"scale": 2.5},
+    "scaled, not normalised": {"normalised": False, "scale": 2.5},
+    "sigmoid": {"score": "sigmoid"},
+    "sigmoid, not normalised": {"score": "sigmoid", "normalised": False, "scale": 0.5},
+    "selection bias": {"selection_bias": True},
+    "sigmoid, selection bias": {"score": "sigmoid", "selection_bias": True, "normalised": False},
+    "groups": {"score": "sigmoid", "selection_bias": True, "groups": 3, "groups_per_token": 2},
+    "groups of a softmax": {"groups": 2, "per_token": 3},
+    "sparsemixer": {"score": "sparsemixer", "jitter": 0.1, "normalised": False},
+    "sparsemixer, normalised": {"score": "sparsemixer", "jitter": 0.4, "scale": 2.0},
+    "biases": {"router_bias": True, "expert_bias": True},
+    "limit": {"limit": 0.3, "alpha": 1.7, "beta": 1.0, "expert_bias": True},
+    "shared": {"shared_size": 24},
+    "shared, gated": {"shared_size": 24, "shared_gate": True, "normalised": False},
+}
+"""Fields that differ from `FEW`, by name."""

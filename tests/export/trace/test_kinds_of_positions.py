@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tests.export.graph_runs import Steps, assert_close, run, sessions_of
 from tests.modeling import kinds
-from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
-from tests.modeling.mixtures import CHANGES, FEW
+from tests.modeling.kinds import BLOCK, CHANGES, FEW, POSITIONS, VOCAB
 
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import (

@@ -11,6 +11,13 @@ from tests.modeling.kinds import (
     ATTENTION,
     BLOCK,
     BLOCKS,
+    CHANNELS,
+    CONV,
+    DELTA,
+    FEW,
+    HEADS,
+    LRU,
+    MIXERS,
     MLP,
     POSITIONS,
     RMS,
@@ -21,8 +28,6 @@ from tests.modeling.kinds import (
     encoder_config,
     seq2seq_config,
 )
-from tests.modeling.mixers import CHANNELS, CONV, DELTA, HEADS, LRU, MIXERS
-from tests.modeling.mixtures import FEW
 from tests.modeling.models.test_recurrent import PLAIN as RECURRENT
 from tests.refusals import refusal
 

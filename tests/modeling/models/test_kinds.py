@@ -9,7 +9,9 @@ import torch
 from tests.modeling.kinds import (
     BLOCK,
     BLOCKS,
+    FEW,
     LAYERS,
+    MIXERS,
     POSITIONS,
     VOCAB,
     Blocks,
@@ -17,11 +19,10 @@ from tests.modeling.kinds import (
     decoder_config,
     encoder,
     encoder_config,
+    hybrid,
     seq2seq,
     seq2seq_config,
 )
-from tests.modeling.mixers import MIXERS, hybrid
-from tests.modeling.mixtures import FEW
 from tests.modeling.plain_transformer import Array, Weights, stack
 from tests.modeling.steps import after, garbage, in_steps
 from torch import Tensor

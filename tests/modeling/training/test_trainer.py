@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.mixers import MIXERS, hybrid
+from tests.modeling.kinds import MIXERS, hybrid
 from tests.modeling.tiny_models import assert_same_logits, reference_logits
 from tests.modeling.training.recipes import LANGUAGE_MODEL, LINE, write_recipe
 from tokenizers import Tokenizer
