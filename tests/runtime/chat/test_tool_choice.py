@@ -35,46 +35,10 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "time", "description": "The time."}},
 ]
 
-# the tokenizer has no line end
-_TURN = (
-    "{{ tools }}{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{% set f = call.function %}BODY{% endfor %}"
-    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<bos>a:{% endif %}"
-)
-_ITEMS = "{% for key, value in f.arguments | items %}ITEM{% endfor %}"
-_XML = _ITEMS.replace("ITEM", "<parameter={{ key }}>{{ value }}</parameter>")
-_PAIRS = _ITEMS.replace("ITEM", "<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value>")
-_PYTHON = _ITEMS.replace(
-    "ITEM",
-    "{{ ', ' if not loop.first }}{{ key }}={{ value | tojson if value is string else value }}",
-)
-_LIST = _TURN.replace(
-    "{% for call in m.tool_calls or [] %}{% set f = call.function %}BODY{% endfor %}",
-    "{% if m.tool_calls %}[TOOL_CALLS][{% for call in m.tool_calls %}{{ ', ' if not loop.first }}"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, '
-    '"id": "{{ call.id }}"}{% endfor %}]{% endif %}',
-)
-BODIES = {
-    "json": '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
-    "</tool_call>",
-    "xml": f"<tool_call><function={{{{ f.name }}}}>{_XML}</function></tool_call>",
-    "pairs": f"<tool_call>{{{{ f.name }}}}{_PAIRS}</tool_call>",
-    "python": f"<|tool_call_start|>[{{{{ f.name }}}}({_PYTHON})]<|tool_call_end|>"
-    "{# List of tools: #}",
-    "bare": '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
-    "{# dictionary of argument name and its value #}",
-    "headed": "<|tool_call_begin|>functions.{{ f.name }}:0<|tool_call_argument_begin|>"
-    "{{ f.arguments | tojson }}<|tool_call_end|>{# tool_declare #}",
-    "reasoning": '<think></think><tool_call>{"name": "{{ f.name }}", "arguments": '
-    "{{ f.arguments | tojson }}}</tool_call>",
-    "not shown": "{# <|tool_call|> #}",
-}
-TEMPLATES = {
-    **{name: _TURN.replace("BODY", body) for name, body in BODIES.items()},
-    "list": _LIST,
-}
+FOLDER = Path(__file__).parent / "choices"
+"""Templates of a line each, since the tokenizer has no line end."""
 
-TEMPLATES["hidden"] = _TURN.replace("BODY", "{# <arg_key> #}")
+TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}
 
 RANDOM = [name for name in TEMPLATES if name not in ("reasoning", "hidden")]
 """Templates of models that a random model can imitate; it would not end its reasoning."""
@@ -85,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     folder = tmp_path_factory.mktemp("choices")
     return {
         name: chat_model(
-            folder / name.replace(" ", "-"),
+            folder / name,
             {
                 "chat_template.jinja": template.encode(),
                 "tokenizer_config.json": json.dumps({"eos_token": "<eos>"}).encode(),
