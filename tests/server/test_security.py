@@ -37,52 +37,15 @@ def caller(guarded: LiveServer) -> Iterator[httpx2.Client]:
         yield client
 
 
-OPEN = ("/health", "/ready", "/openapi.json", "/", "/index.html")
-GUARDED = ("/v1/models", "/v1/models/fp32", "/metrics", "/v1/nothing")
-WRONG = (None, "Bearer wrong", "Bearer", "Basic sk-other", "sk-other")
+def test_a_wrong_key_is_an_error_of_authentication(guarded: LiveServer) -> None:
+    response = guarded.call("GET", "/v1/models", headers={"authorization": "Bearer wrong"})
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("path", OPEN)
-def test_open_paths_need_no_key(guarded: LiveServer, path: str) -> None:
-    assert guarded.call("GET", path).status_code == 200
-
-
-@pytest.mark.parametrize("path", GUARDED)
-def test_other_paths_do(guarded: LiveServer, path: str) -> None:
-    with guarded.client() as client:
-        for key in WRONG:
-            headers = {} if key is None else {"authorization": key}
-            response = client.get(path, headers=headers)
-            assert response.status_code == 401, key
-            assert response.json()["error"]["type"] == "authentication_error"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("authorization", b"Bearer sk-other"),
-        ("authorization", b"bearer sk-other"),
-        ("x-api-key", b"sk-other"),
-        ("authorization", f"Bearer {KEY}".encode()),
-    ],
-)
-def test_a_key_in_either_header(guarded: LiveServer, name: str, value: bytes) -> None:
-    headers = {name.encode(): value}
+def test_a_key_need_not_be_ascii(guarded: LiveServer) -> None:
+    headers = {b"authorization": f"Bearer {KEY}".encode()}
     assert guarded.call("GET", "/v1/models", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("hosts", "status"),
-    [
-        (["evil.example", "127.0.0.1.evil.example", ""], 403),
-        (["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080", "[::1"], 200),
-    ],
-)
-def test_only_host_names_of_this_machine_are_answered(
-    caller: httpx2.Client, hosts: list[str], status: int
-) -> None:
-    answers = [caller.get("/health", headers={"host": host}).status_code for host in hosts]
-    assert answers == [status] * len(hosts)
 
 
 def test_pages_of_other_origins_may_not_call(caller: httpx2.Client, guarded: LiveServer) -> None:
