@@ -74,21 +74,18 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
 
 
-def test_genai_generates_the_tokens_of_the_bundle(bundle: Bundle, tmp_path: Path) -> None:
+def test_genai_generates_the_tokens_of_the_bundle_alone_and_in_a_padded_batch(
+    bundle: Bundle, tmp_path: Path
+) -> None:
     folder, model = convert(bundle, tmp_path / "genai"), load(bundle.path)
     assert model.tokenizer is not None
-    for prompt in PROMPTS:
-        got = generate(folder, prompt)
-        assert got["ids"] == [model.tokenizer.encode(prompt)]
-        assert_same(got["tokens"][0], greedy(model, prompt))
-
-
-def test_genai_generates_them_in_a_padded_batch(bundle: Bundle, tmp_path: Path) -> None:
-    folder, model = convert(bundle, tmp_path / "genai"), load(bundle.path)
-    got = generate(folder, *PROMPTS)
-    assert len({len(row) for row in got["ids"]}) > 1
+    batch = generate(folder, *PROMPTS)
+    assert len({len(row) for row in batch["ids"]}) > 1
     for row, prompt in enumerate(PROMPTS):
-        assert_same(got["tokens"][row], greedy(model, prompt))
+        alone = generate(folder, prompt)
+        assert alone["ids"] == [model.tokenizer.encode(prompt)]
+        for tokens in (alone["tokens"][0], batch["tokens"][row]):
+            assert_same(tokens, greedy(model, prompt))
 
 
 def test_the_program_of_the_guide_runs(tmp_path: Path) -> None:

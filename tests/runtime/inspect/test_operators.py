@@ -144,12 +144,9 @@ def test_command_writes_the_file_and_prints_its_operators(tmp_path: Path) -> Non
     }
 
 
-def test_checkpoint_has_no_operators(tmp_path: Path) -> None:
+def test_what_is_no_bundle_or_does_not_load_leaves_no_file(tmp_path: Path) -> None:
     line = error_line("inspect", tmp_path, "--operators", tmp_path / "file")
     assert "--operators is for bundles" in line
-
-
-def test_graph_that_does_not_load_leaves_no_file(tmp_path: Path) -> None:
     tiny_bundle.write(tmp_path / "bundle", {"decoder.onnx": b""})
     with pytest.raises(GraphError):
         write_operators(open_bundle(tmp_path / "bundle"), tmp_path / "operators.config")

@@ -1,13 +1,19 @@
+"""Types and kernels of nodes; the table of kernels against the installed onnxruntime."""
+
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[import-untyped]
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import Bundle, DeviceError, open_bundle
 from ortolan.runtime.graph.schema import parse_model
+from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, TYPES
 from ortolan.runtime.inspect.placement import node_kinds, place, placement
 
 GQA = "com.microsoft::GroupQueryAttention"
@@ -90,16 +96,16 @@ def test_a_lookup_of_codes_has_the_type_of_its_scales() -> None:
     }
 
 
-def test_every_float32_node_has_a_cpu_kernel(bundle: Bundle) -> None:
+def test_nodes_of_a_bundle_are_placed(bundle: Bundle) -> None:
     placed = placement(bundle, "cpu")
     assert placed.misplaced == ()
     assert (placed.placed, placed.shape_nodes) == (5, 1)
-
-
-def test_float32_attention_with_a_cache_falls_back_to_the_cpu(bundle: Bundle) -> None:
+    # attention with a cache has no kernel for float32 there
     (misplaced,) = placement(bundle, "cuda").misplaced
     assert (misplaced.graph, misplaced.operator, misplaced.dtype) == ("decoder", GQA, "float32")
     assert (misplaced.count, misplaced.fallback) == (1, "cpu")
+    with pytest.raises(DeviceError, match="cpu or cuda"):
+        placement(bundle, "tpu")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +126,56 @@ def test_the_fallback_depends_on_type_and_device(
     assert [kind.fallback for kind in misplaced] == ([] if fallback is None else [fallback])
 
 
-def test_another_device_is_an_error(bundle: Bundle) -> None:
-    with pytest.raises(DeviceError, match="cpu or cuda"):
-        placement(bundle, "tpu")
+# --- the table of kernels -----------------------------------------------------------------------
+
+OPSET = 24
+
+DECISIVE_CONSTRAINT = {
+    "ai.onnx::Attention": "T1",
+    "ai.onnx::Cast": "T1",
+    "ai.onnx::DequantizeLinear": "T2",
+    "ai.onnx::Identity": "V",
+    "ai.onnx::QuantizeLinear": "T1",
+    "com.microsoft::DynamicQuantizeMatMul": "T1",
+    "com.microsoft::GatherBlockQuantized": "T2",
+    "com.microsoft::MatMulIntegerToFloat": "T1",
+    "com.microsoft::MatMulNBits": "T1",
+}
+"""Type parameter of the decisive input in a kernel's registration, if not T."""
+
+
+@cache
+def registered() -> dict[str, set[str]]:
+    """Return the element types with a CPU kernel, by operator."""
+    by_operator: dict[str, set[str]] = {}
+    for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
+        first, last = kernel.version_range
+        is_standard = kernel.domain == ""
+        if kernel.provider != "CPUExecutionProvider":
+            continue
+        if is_standard and not first <= OPSET <= last:
+            continue
+        operator = f"{kernel.domain or 'ai.onnx'}::{kernel.op_name}"
+        names = kernel.type_constraints.get(DECISIVE_CONSTRAINT.get(operator, "T"), [])
+        types = {name.removeprefix("tensor(").removesuffix(")") for name in names}
+        types = {{"float": "float32"}.get(name, name) for name in types}
+        by_operator.setdefault(operator, set()).update(types)
+    return by_operator
+
+
+@pytest.mark.skipif(
+    not onnxruntime.__version__.startswith("1.31."), reason="the table is of onnxruntime 1.31"
+)
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="the registry of the GPU package opens libraries of providers that may be missing",
+)
+@pytest.mark.parametrize("operator", KERNELS)
+def test_the_cpu_column_equals_the_installed_registry(operator: str) -> None:
+    assert KERNELS[operator].cpu == registered()[operator] & TYPES
+
+
+def test_columns_contain_only_types_of_the_table() -> None:
+    for kernels in KERNELS.values():
+        assert kernels.cpu | kernels.cuda <= TYPES
+    assert set(DECISIVE_INPUT) <= set(KERNELS)
