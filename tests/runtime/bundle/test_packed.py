@@ -82,12 +82,13 @@ def test_what_was_packed_here_is_used_without_a_warning(
 
 
 def test_only_folders_with_the_right_name_are_looked_at(
-    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+    bundle: Bundle, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in (".packing", "packed-", "packed-\x1b[31m", "packed-0123456789ABCDEF"):
         shutil.copytree(folder, bundle.path / name)
     (bundle.path / ("packed-" + "0" * 16)).write_text("a file")
-    (bundle.path / ("packed-" + "1" * 16)).symlink_to(folder)
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    (bundle.path / ("packed-" + "1" * 16)).symlink_to(elsewhere)
     shutil.rmtree(folder)
     assert find_packed(bundle, onnxruntime=VERSION) is None
     assert caplog.records == []
@@ -239,7 +240,9 @@ def test_packed_weights_of_another_bundle_or_user_are_not_used(
     for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path / "other user"))
     reason = "expected packed weights that this user made on this machine, got a packed.json with"
+    shutil.copytree(folder, bundle.path / ("packed-" + "0" * 16))
     assert reason in warning(bundle.path, caplog)
+    assert caplog.messages[0].startswith(folder.name)
     seal.make_seal(b"another key")
     assert reason in warning(bundle.path, caplog)
 
