@@ -88,11 +88,6 @@ def test_torn_graph_is_rejected(length: int) -> None:
     error_of(DATA[:length])
 
 
-@given(st.binary(max_size=200))
-def test_random_bytes_raise_only_graph_errors(data: bytes) -> None:
-    error_of(data)
-
-
 @given(st.data())
 def test_random_changes_raise_only_graph_errors(data: st.DataObject) -> None:
     mutant = bytearray(DATA)

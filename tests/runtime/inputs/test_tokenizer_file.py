@@ -6,8 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.tiny_tokenizers import library, saved
@@ -186,18 +184,3 @@ def test_the_memory_of_a_vocabulary_is_bounded(
     assert refusal(lambda: read_outline(data)) == snapshot
     monkeypatch.setattr(tokenizer_file, "MAX_TOKENIZER_BYTES", len(data) - 1)
     assert refusal(lambda: read_outline(data)) == snapshot
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_an_altered_file_loads_or_is_refused(data: st.DataObject) -> None:
-    original = saved(library("sentencepiece"))
-    content = bytearray(original)
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    try:
-        tokenizer = Tokenizer.from_bytes(bytes(content))
-        tokenizer.encode("Hello é")
-    except TokenizerError:
-        pass

@@ -146,17 +146,7 @@ def test_packing_again_replaces_and_a_copy_is_packed(bundle: Bundle, tmp_path: P
     np.testing.assert_array_equal(logits(copy, packed_of(copy)), logits(bundle, None))
 
 
-# --- errors; tests/hostile/test_faults.py interrupts packing and fills the disk ---------------
-
-
-def test_another_packing_that_runs_is_an_error(bundle: Bundle, snapshot: SnapshotAssertion) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    lock = bundle.path / ".packing.lock"
-    with lock.open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert refusal(lambda: pack(bundle), bundle.path) == snapshot
-        assert lock.exists()
-    pack(bundle)
+# --- errors; tests/hostile interrupts packing, packs twice at once and fills the disk ----------
 
 
 def refused(bundle: Bundle) -> str:
