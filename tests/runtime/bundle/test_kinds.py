@@ -6,7 +6,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.runtime.bundle.manifests import SOURCES, document_of
 
-from ortolan.runtime.bundle.kinds import KINDS, MAPS_ROLE, OUTPUTS, ScoreFunction
+from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ScoreFunction
 from ortolan.runtime.bundle.labels import distinct, named_scores, scores_of
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 
@@ -19,23 +19,6 @@ def manifest_of(name: str) -> Manifest:
     output = {"kind": name, "size": 2, "labels": labels}
     source = {"source": SOURCES["image"]} if name == "labels" else {}
     return msgspec.convert(document_of("encoder") | {"output": output} | source, Manifest)
-
-
-@pytest.mark.parametrize(
-    ("kind", "has_encoder", "has_decoder", "reads_source"),
-    [
-        ("decoder", False, True, False),
-        ("encoder", True, False, False),
-        ("encoder-decoder", True, True, True),
-    ],
-)
-def test_encoder_and_decoder_follow_from_the_graphs(
-    kind: str, has_encoder: bool, has_decoder: bool, reads_source: bool
-) -> None:
-    model_kind = KINDS[kind]
-    assert (model_kind.has_encoder, model_kind.has_decoder) == (has_encoder, has_decoder)
-    assert model_kind.reads_source is reads_source
-    assert all(roles and MAPS_ROLE not in roles for roles in model_kind.graphs)
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder", *OUTPUTS])
