@@ -35,7 +35,13 @@ NEAR_TIE = THRESHOLDS["fp16"].near_tie or 0.0
 """Largest distance of a chosen token's logit from the best one."""
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
 def device(request: pytest.FixtureRequest) -> str:
     """A device that the runtime can use; otherwise the test is skipped with its reason."""
     name: str = request.param

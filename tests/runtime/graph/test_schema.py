@@ -49,7 +49,7 @@ def test_trimmed_schema_agrees_with_onnx() -> None:
             assert [field.number for field in oneof.fields] == sorted(expected)
 
 
-@pytest.mark.parametrize("bomb", ["empty nodes", "packed numbers", "empty attributes"])
+@pytest.mark.parametrize("bomb", ["empty nodes", "packed numbers"])
 def test_small_file_that_would_fill_the_memory_is_rejected(bomb: str) -> None:
     def framed(*fields: int, data: bytes) -> bytes:
         for field in reversed(fields):
@@ -65,7 +65,6 @@ def test_small_file_that_would_fill_the_memory_is_rejected(bomb: str) -> None:
     data = {
         "empty nodes": framed(7, data=b"\x0a\x00" * many),
         "packed numbers": framed(7, 5, 1, data=b"\x01" * many),
-        "empty attributes": framed(7, 1, data=b"\x2a\x00" * many),
     }[bomb]
     assert "protobuf fields" in error_of(data)
 

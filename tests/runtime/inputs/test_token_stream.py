@@ -15,7 +15,7 @@ STREAMING = ["byte_level", "sentencepiece", "gemma", "metaspace", "wordpiece", "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_stream_of_any_ids_joins_to_the_decoded_text(kind: str, data: st.DataObject) -> None:
     ids = data.draw(tokens_of(kind))
@@ -138,7 +138,7 @@ def ids_of(*texts: str) -> list[int]:
     return [id_of("sentencepiece", text) for text in texts]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(parts=decoder_parts, ids=tokens_of("sentencepiece"))
 @example([SPACES, decoders.Fuse(), decoders.Strip(" ", 3, 0)], ids_of(*"▁▁▁▁▁H"))
 @example([SPACES, decoders.Fuse(), decoders.Strip(" ", 0, 2)], ids_of(*"H▁▁▁"))

@@ -31,7 +31,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
@@ -48,7 +48,7 @@ def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> 
         assert ours(kind).decode(ids, skip_special_tokens=flag) == decoded
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS.map(lambda text: text.replace("é", "")))  # an added token: its letter is a byte
 def test_byte_level_decode_restores_any_text(text: str) -> None:
     # a text may contain the characters of a special token
@@ -200,7 +200,7 @@ def test_ids_of_a_pair_are_those_of_the_library(kind: str, first: str, second: s
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     first=st.text("ab c", max_size=40), second=st.text("ab c", max_size=40), most=st.integers(6, 50)
 )
@@ -308,7 +308,7 @@ def test_a_tokenizer_opens_no_socket_and_loads_no_torch(path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_encode_start_equals_truncation_by_the_library(kind: str, data: st.DataObject) -> None:
     added = len(library(kind).encode("").ids)

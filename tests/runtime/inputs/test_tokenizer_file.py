@@ -132,7 +132,7 @@ REFUSED: dict[str, bytes] = {
     # the library would allocate the size in the first four bytes, up to 4 GiB
     **{
         f"table {table!r}": words(normalizer=precompiled(table))
-        for table in ("", "AA==", "BQAAAAAAAAA=", "AAAA////", "é", "AAAAA", 5, None)
+        for table in ("", "AA==", "BQAAAAAAAAA=", "AAAA////", "AAAA AAAA", "é", "AAAAA", 5, None)
     },
     **{
         f"{key} of unknown type {number}": words(**{key: part})

@@ -117,7 +117,6 @@ def test_the_graph_of_attention_maps_is_opened(tmp_path: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "was killed by SIGFPE"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "memory is short"),
-        ("while True: pass", "within 1 s"),
         ("import time; time.sleep(60)", "within 1 s"),
         ("raise KeyError('odd')", "raised KeyError: 'odd'"),
     ],
