@@ -100,12 +100,12 @@ def counts(table: str) -> dict[str, int]:
 
 def test_mutants_work_or_are_refused(folder: Path) -> None:
     kinds = ("--kinds", *bundles.HANDMADE)
-    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 150, *kinds)
+    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 100, *kinds)
 
     assert done.returncode == 0, done.stdout + done.stderr
     total = counts(done.stdout)
-    assert sum(total.values()) == 150
-    assert min(total["loaded"], total["refused at open"]) > 5, done.stdout
+    assert sum(total.values()) == 100
+    assert min(total["loaded"], total["refused at open"]) > 3, done.stdout
 
 
 @pytest.mark.slow
