@@ -3,9 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -100,21 +100,6 @@ def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None
     assert ticket.reply().content.startswith(first.content)
     assert ticket.reply().completion.finish_reason == "cancelled"
     assert ticket.done
-
-
-MISTAKES: dict[str, Callable[[Service], object]] = {
-    "no messages": lambda service: service.chat([]),
-    "unknown option": lambda service: service.chat(user("Hi."), **cast(Any, {"max_tokens": 3})),
-    "no replies": lambda service: service.chat(user("Hi."), n=0),
-    "draft": lambda service: service.chat(user("Hi."), draft=cast(Any, "lookup")),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_on_submission(
-    service: Service, name: str, snapshot: SnapshotAssertion
-) -> None:
-    assert refusal(lambda: MISTAKES[name](service)) == snapshot
 
 
 def test_a_bundle_without_a_template_is_refused(

@@ -27,6 +27,7 @@ from ortolan.runtime.errors import ComputeError, ForkedError, QueueFullError, Se
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.serving.base_service import patiently
 
+HI = [{"role": "user", "content": "Hi."}]
 GENERATED: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
 
 
@@ -235,6 +236,48 @@ def test_an_invalid_option_or_priority_is_refused(
         for priority in ("high", 1.5):
             texts.append(refusal(partial(receiver.requests[0], service, priority=priority)))
         assert service.stats().refused == {"input": 2}
+    assert texts == snapshot
+
+
+WRONG: dict[str, dict[str, Callable[[Any], object]]] = {
+    "decoder": {
+        "two prompts": lambda service: service.submit(["a", "b"]),
+        "unknown option": lambda service: service.submit("a", max_tokens=3),
+        "too many new tokens": lambda service: service.submit("a", max_new_tokens=5000),
+    },
+    "chat": {
+        "no messages": lambda service: service.chat([]),
+        "unknown option": lambda service: service.chat(HI, max_tokens=3),
+        "draft": lambda service: service.chat(HI, draft="lookup"),
+    },
+    "translator": {
+        "beams": lambda service: service.submit([5], beams=2),
+        "n_best": lambda service: service.submit([5], n_best=2),
+        "unknown option": lambda service: service.submit([5], max_tokens=2),
+        "prompt_logprobs": lambda service: service.submit([5], prompt_logprobs=2),
+        "too many new tokens": lambda service: service.submit([5], max_new_tokens=4000),
+        "too long": lambda service: service.submit([5] * 4000),
+        "two texts": lambda service: service.submit(["a", "b"]),
+        "no source": lambda service: service.submit([]),
+    },
+    "encoder": {
+        "too long": lambda service: service.embed(" ".join("a" * 99)),
+        "empty": lambda service: service.embed(["a", ""]),
+        "too many": lambda service: service.embed(["a"] * 2049),
+        "prompt": lambda service: service.embed("a", prompt="query"),
+        "not a text": lambda service: service.embed(None),
+        "other output": lambda service: service.classify("a"),
+    },
+}
+
+
+def test_a_wrong_request_is_refused_at_once(
+    receiver: Receiver, request: pytest.FixtureRequest, snapshot: SnapshotAssertion
+) -> None:
+    calls = WRONG[request.node.callspec.params["receiver"]]
+    with receiver.model.serve() as service:
+        texts = {name: refusal(partial(call, service)) for name, call in calls.items()}
+        assert sum(service.stats().refused.values()) == len(calls)
     assert texts == snapshot
 
 

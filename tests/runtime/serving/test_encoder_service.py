@@ -2,14 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from syrupy.assertion import SnapshotAssertion
-from tests.refusals import refusal
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import WIDTH
 
@@ -167,21 +165,3 @@ def test_an_error_of_the_service_reaches_every_request(
         service.embed("a").result(60)
     assert service.is_failing
     service.close()
-
-
-WRONG: dict[str, Callable[[EncoderService], object]] = {
-    "too long": lambda service: service.embed(" ".join("a" * 99)),
-    "empty": lambda service: service.embed(["a", ""]),
-    "too many": lambda service: service.embed(["a"] * 2049),
-    "prompt": lambda service: service.embed("a", prompt="query"),
-    "not a text": lambda service: service.embed(cast(Any, None)),
-    "other output": lambda service: service.classify("a"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_is_refused_on_submission(
-    service: EncoderService, name: str, snapshot: SnapshotAssertion
-) -> None:
-    assert refusal(lambda: WRONG[name](service)) == snapshot
-    assert sum(service.stats().refused.values()) == 1

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
-from tests.refusals import refusal
 
 from ortolan.runtime import Sampling, Seq2Seq, Seq2SeqService, load
 from ortolan.runtime.engine.engine import Engine
@@ -96,27 +94,6 @@ def test_options_of_generate_apply(model: Seq2Seq, service: Seq2SeqService) -> N
     assert first.tokens == model.generate(SOURCES[2], **OPTIONS, first=9).tokens
     assert first.tokens[0] == 9
     assert service.submit(SOURCES[2], **OPTIONS, beams=1).completion(30).tokens == expected.tokens
-
-
-WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
-    "beams": (SOURCES[1], {"beams": 2}),
-    "n_best": (SOURCES[1], {"n_best": 2}),
-    "unknown option": (SOURCES[1], {"max_tokens": 2}),
-    "prompt_logprobs": (SOURCES[1], {"prompt_logprobs": 2}),
-    "too many new tokens": (SOURCES[1], {"max_new_tokens": 4000}),
-    "too long": ([5] * 4000, {}),
-    "two texts": (["a", "b"], {}),
-    "no source": ([], {}),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_request_is_refused_at_once(
-    service: Seq2SeqService, name: str, snapshot: SnapshotAssertion
-) -> None:
-    source, options = WRONG[name]
-    assert refusal(lambda: service.submit(source, **options)) == snapshot
-    assert sum(service.stats().refused.values()) == 1
 
 
 def test_requests_that_do_not_fit_into_memory_are_refused(

@@ -63,22 +63,6 @@ def test_without_a_tokenizer_there_are_no_pieces(bare: Decoder) -> None:
 # --- rejections -------------------------------------------------------------------------------
 
 
-WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
-    "two prompts": (["a", "b"], {}),
-    "unknown option": ("a", {"max_tokens": 3}),
-    "too many new tokens": ("a", {"max_new_tokens": 5000}),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_request_is_refused_at_once(
-    service: Service, name: str, snapshot: SnapshotAssertion
-) -> None:
-    prompt, options = WRONG[name]
-    assert refusal(lambda: service.submit(prompt, **options)) == snapshot
-    assert sum(service.stats().refused.values()) == 1
-
-
 OPTIONS: list[dict[str, Any]] = [
     {"slots": 257},
     {"mode": "best"},
