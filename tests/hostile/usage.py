@@ -22,9 +22,13 @@ WARM = (
 )
 """Lazy modules, imported here once rather than in each child."""
 
-for name in WARM:
-    import_module(f"ortolan.runtime.{name}")
-import_module("onnxruntime")
+for name in (
+    *(f"ortolan.runtime.{name}" for name in WARM),
+    "onnxruntime",
+    "llguidance",
+    "PIL.Image",
+):
+    import_module(name)
 
 VERIFIED = 0.12
 """Share of bundles to verify, which takes ten times as long."""
