@@ -227,21 +227,9 @@ def test_old_configs_of_smolvlm_are_read(tmp_path: Path) -> None:
         assert_close(both(tmp_path)[0](pixels_of(model)[:, 0]), features_of(model))
 
 
-PUBLISHED_GEMMA3: dict[str, Any] = {
-    **{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
-    **{"boi_token_index": 255_999, "eoi_token_index": 256_000, "eos_token_id": [1, 106]},
-    **{"image_token_index": 262_144, "initializer_range": 0.02, "mm_tokens_per_image": 256},
-    "text_config": {
-        **{"hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text"},
-        **{"num_hidden_layers": 34, "sliding_window": 1024},
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-    },
-    "vision_config": {
-        **{"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304},
-        **{"model_type": "siglip_vision_model", "num_attention_heads": 16},
-        **{"num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False},
-    },
-}
+TOWERS = Path(__file__).parents[2] / "data" / "published_towers"
+
+PUBLISHED_GEMMA3: dict[str, Any] = json.loads((TOWERS / "gemma-3-4b.json").read_text())
 
 
 def test_values_that_a_config_leaves_out_are_those_of_transformers() -> None:

@@ -1,5 +1,6 @@
 """Encoders of images of any proportions, and their language models, against transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -168,33 +169,9 @@ def test_positions_go_on_where_the_longer_side_ends() -> None:
             image_positions(ids, TOKEN, other)
 
 
-PUBLISHED: dict[str, Any] = {
-    **{"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"},
-    **{"image_token_id": 151655, "video_token_id": 151656, "tie_word_embeddings": True},
-    **{"transformers_version": "4.57.0.dev0", "vision_end_token_id": 151653},
-    "vision_start_token_id": 151652,
-    "text_config": {
-        **{"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643},
-        **{"dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu"},
-        **{"hidden_size": 2560, "initializer_range": 0.02, "intermediate_size": 9728},
-        **{"max_position_embeddings": 262144, "model_type": "qwen3_vl_text"},
-        **{"num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8},
-        **{"rms_norm_eps": 1e-06, "rope_theta": 5000000, "tie_word_embeddings": True},
-        **{"use_cache": True, "vocab_size": 151936},
-        "rope_scaling": {
-            **{"mrope_interleaved": True, "mrope_section": [24, 20, 20]},
-            "rope_type": "default",
-        },
-    },
-    "vision_config": {
-        **{"deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_size": 1024},
-        **{"hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "initializer_range": 0.02},
-        **{"intermediate_size": 4096, "model_type": "qwen3_vl", "num_heads": 16},
-        **{"num_position_embeddings": 2304, "out_hidden_size": 2560, "patch_size": 16},
-        **{"spatial_merge_size": 2, "temporal_patch_size": 2},
-    },
-}
-"""The config of Qwen3-VL 4B."""
+TOWERS = Path(__file__).parents[2] / "data" / "published_towers"
+
+PUBLISHED: dict[str, Any] = json.loads((TOWERS / "Qwen3-VL-4B.json").read_text())
 
 
 def test_the_published_config_of_qwen3_vl_is_read() -> None:

@@ -10,35 +10,22 @@ from ortolan.modeling.training.recipe import read_recipe
 
 MODELS = Path(__file__).parents[3] / "models"
 
-LANGUAGE_MODEL = """
-[task]
-name = "language-model"
+RECIPES = Path(__file__).parents[2] / "data" / "recipes"
 
-[model]
-model_type = "llama"
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 64
-tie_word_embeddings = true
 
-[tokenizer]
-vocab_size = 300
+def _recipe(name: str) -> str:
+    """A recipe, whose tasks are in the folder of example models."""
+    return (RECIPES / f"{name}.toml").read_text().replace("MODELS", str(MODELS))
 
-[data]
-source = "data.py:read"
-held_out = 3
 
-[training]
-steps = 24
-batch_size = 4
-sequence_length = 32
-learning_rate = 1e-2
-warmup_steps = 4
-evaluate_every = 12
-"""
+LANGUAGE_MODEL = _recipe("language_model")
+
+MASKED, SCRATCH, STARTED = map(_recipe, ("masked", "scratch", "started"))
+"""A BERT that fills in words, one that classifies, and one that starts from the first."""
+
+IMAGE_CLASSIFICATION, TRANSLATION = _recipe("images"), _recipe("translation")
+
+ANSWERING = _recipe("answering")
 
 LINE = "def add(first, second):\n    return first + second\n"
 
@@ -54,52 +41,6 @@ def read(*, held_out: int, train: int = 20) -> Texts:
         figures=lambda: {{"lines": train}},
     )
 """
-
-BERT = """
-[model]
-model_type = "bert"
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 64
-type_vocab_size = 1
-"""
-
-TOKENIZER = """
-[tokenizer]
-vocab_size = 400
-"""
-
-BERT_TRAINING = """
-[training]
-steps = 150
-batch_size = 16
-sequence_length = 48
-learning_rate = 3e-3
-warmup_steps = 10
-evaluate_every = 75
-"""
-
-MASKED = (
-    f'[task]\nsource = "{MODELS}/snippets/masked_language_model.py:MaskedLanguageModelTask"\n'
-    + BERT
-    + TOKENIZER
-    + '[data]\nsource = "data.py:read_texts"\n'
-    + BERT_TRAINING
-)
-
-SCRATCH = (
-    '[task]\nname = "text-classification"\n'
-    + BERT
-    + TOKENIZER
-    + '[data]\nsource = "data.py:read_labelled"\n'
-    + BERT_TRAINING
-)
-
-STARTED = SCRATCH.replace(TOKENIZER, "").replace(
-    '"text-classification"', '"text-classification"\nstart = "pretrained"'
-)
 
 LABELS = tuple(f"label{number}" for number in range(20))
 
@@ -126,31 +67,6 @@ def read_labelled(*, whole: bool = False) -> LabelledTexts:
     return LabelledTexts(labels=LABELS, train=TRAIN, held_out=HELD_OUT, unlabelled=unlabelled)
 """
 
-IMAGE_CLASSIFICATION = f"""
-[task]
-source = "{MODELS}/digits/image_classification.py:ImageClassificationTask"
-
-[model]
-model_type = "vit"
-hidden_size = 32
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
-image_size = 8
-patch_size = 2
-num_channels = 3
-
-[data]
-source = "data.py:read"
-
-[training]
-steps = 60
-batch_size = 32
-learning_rate = 4e-3
-warmup_steps = 5
-evaluate_every = 30
-"""
-
 IMAGES = """
 import numpy as np
 from ortolan.modeling.training import Images, LabelledImages
@@ -169,47 +85,6 @@ def read(*, augmented: bool = False) -> LabelledImages:
         held_out=images(40, 1),
         augment=(lambda pixels, generator: -pixels) if augmented else None,
     )
-"""
-
-TRANSLATION = """
-[task]
-name = "translation"
-
-[model]
-model_type = "marian"
-architectures = ["MarianMTModel"]
-d_model = 32
-encoder_layers = 2
-decoder_layers = 1
-encoder_attention_heads = 4
-decoder_attention_heads = 4
-encoder_ffn_dim = 48
-decoder_ffn_dim = 48
-activation_function = "relu"
-scale_embedding = true
-static_position_embeddings = true
-is_encoder_decoder = true
-tie_word_embeddings = true
-max_position_embeddings = 96
-
-[tokenizer]
-vocab_size = 400
-end_of_text = "</s>"
-
-[data]
-source = "data.py:read"
-
-[training]
-steps = 100
-batch_size = 8
-learning_rate = 1e-2
-warmup_steps = 5
-schedule = "inverse_sqrt"
-average_last = 3
-label_smoothing = 0.1
-weight_decay = 0.01
-beta2 = 0.98
-evaluate_every = 100
 """
 
 PAIRS = """
@@ -234,28 +109,6 @@ def sentences(count: int, seed: int) -> list[tuple[str, str]]:
 
 def read(*, pairs: int = 400) -> Pairs:
     return Pairs(train=sentences(pairs, 0), held_out={"numbers": sentences(12, 1)})
-"""
-
-ANSWERING = f"""
-[task]
-source = "{MODELS}/copying/answering.py:AnsweringTask"
-
-[model]
-model_type = "recurrent"
-cell = "gru"
-hidden_size = 24
-max_position_embeddings = 32
-
-[data]
-source = "data.py:read"
-
-[training]
-steps = 200
-batch_size = 16
-learning_rate = 1e-2
-warmup_steps = 5
-weight_decay = 0.0
-evaluate_every = 200
 """
 
 ANSWERS = """
