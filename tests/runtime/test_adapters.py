@@ -11,7 +11,6 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.serving.served import outcome
 from tests.runtime.tiny_adapters import (
-    NAMES,
     Pair,
     Pairs,
     merged,
@@ -23,7 +22,6 @@ from tests.runtime.tiny_decoder import VOCABULARY, assert_close, reference_logit
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import StateFileError
-from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.loading import load
 from ortolan.runtime.pack.write import pack
 
@@ -94,17 +92,6 @@ def test_copied_and_packed_weights_change_nothing(
         )
         np.testing.assert_array_equal(model.logits(IDS[:30], adapter="b"), expected)
     assert attached
-
-
-@pytest.mark.parametrize("kind", ["fp32", "int4"])
-def test_a_draft_changes_nothing(pairs: Pairs, kind: str) -> None:
-    model = pairs[kind].adapted
-    prompt, options = (IDS[:12] * 4), dict[str, Any](max_new_tokens=24, ignore_eos=True)
-    for name in NAMES:
-        drafted = model.generate(prompt, draft=PromptLookup(), adapter=name, **options)
-        chunks = model.logits([*prompt, *drafted.tokens], adapter=name)
-        assert drafted.timings.drafted_tokens > 0
-        assert drafted.tokens == tuple(chunks[len(prompt) - 1 : -1].argmax(-1).tolist())
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int4", "recurrent"])

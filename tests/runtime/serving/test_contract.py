@@ -341,15 +341,11 @@ def test_a_block_that_raises_cancels(receiver: Receiver) -> None:
 def test_dropped_services_finish_their_requests_and_end(receiver: Receiver) -> None:
     tickets = [submit(receiver.model.serve()) for submit in receiver.requests * 2]
     check(receiver, tickets)
-    wait_until(lambda: serving() == (0, 0))
+    wait_until(lambda: "ortolan-service" not in {thread.name for thread in threading.enumerate()})
     tickets[0].cancel()
-
-
-def serving() -> tuple[int, int]:
-    """Threads of services, and generators with their slots."""
-    gc.collect()
-    threads = sum(thread.name == "ortolan-service" for thread in threading.enumerate())
-    return threads, sum(type(item) is Generator for item in gc.get_objects())
+    if isinstance(receiver.model, Seq2Seq):  # once: this is slow
+        gc.collect()
+        assert not any(type(item) is Generator for item in gc.get_objects())
 
 
 def test_an_idle_service_takes_no_time(receiver: Receiver) -> None:
