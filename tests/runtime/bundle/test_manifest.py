@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
@@ -286,6 +286,7 @@ def test_the_error_stays_short_when_the_manifest_is_not() -> None:
     assert len(error_of(data)) < 1000
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_random_changes_raise_only_manifest_errors(data: st.DataObject) -> None:
     mutant = bytearray(DATA)

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 from tests.runtime.graph_changes import DATA, checked, error_of
@@ -87,6 +87,7 @@ def test_torn_graph_is_rejected(length: int) -> None:
     error_of(DATA[:length])
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_random_changes_raise_only_graph_errors(data: st.DataObject) -> None:
     mutant = bytearray(DATA)

@@ -187,7 +187,7 @@ def test_an_altered_file_is_detected_before_anything_runs(tmp_path: Path) -> Non
 logits = st.lists(st.floats(-30, 30, width=32), min_size=6, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(p=logits, q=logits, top_k=st.integers(2, 6))
 def test_the_divergence_of_kept_tokens_is_a_lower_bound(
     p: list[float], q: list[float], top_k: int
