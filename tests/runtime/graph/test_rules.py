@@ -187,6 +187,9 @@ REFUSED: dict[str, Change] = {
     "settings": lambda model: model.metadata_props.add(key="ort_config", value="{}"),
     "training": lambda model: model.training_info.add(),
     "a sparse tensor": lambda model: model.graph.sparse_initializer.append(SPARSE),
+    "many functions": lambda model: [
+        model.functions.add() for _ in range(limits.MAX_FUNCTIONS + 1)
+    ],
     "no opsets": lambda model: model.ClearField("opset_import"),
     "two standard opsets": lambda model: model.opset_import.add(domain="ai.onnx", version=24),
     "another domain": add_node("Identity", "custom"),

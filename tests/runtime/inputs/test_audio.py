@@ -17,7 +17,13 @@ from tests.refusals import refusal
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.errors import MissingExtraError
-from ortolan.runtime.inputs.audio import log_mel, read_blocks, read_chunks, read_samples
+from ortolan.runtime.inputs.audio import (
+    log_mel,
+    mel_filters,
+    read_blocks,
+    read_chunks,
+    read_samples,
+)
 
 SOURCE = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50, vectors=25)
 CHUNK = SOURCE.hop * SOURCE.frames
@@ -169,6 +175,18 @@ def test_the_last_chunk_ends_in_zeros_and_a_short_sound_in_silence() -> None:
     short = read_chunks(noise(frames * SOURCE.hop), SOURCE)
     assert len(np.unique(short[0, :, frames + 2 :])) == 1
     assert short[0, 0, -1] == pytest.approx(short.max() - 2.0, abs=1e-6)
+
+
+def test_filters_are_those_of_transformers() -> None:
+    audio = pytest.importorskip("transformers.audio_utils")
+    expected = audio.mel_filter_bank(
+        SOURCE.window // 2 + 1,
+        SOURCE.bins,
+        *(0.0, SOURCE.rate / 2, SOURCE.rate),
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    np.testing.assert_allclose(mel_filters(SOURCE), expected.T, atol=1e-12)
 
 
 def test_blocks_of_frames_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
