@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tests.modeling.checkpoint.refusals import reconfigure
+from tests.modeling.checkpoint.formats import reconfigure
 from tests.modeling.tiny_models import reference_model
 from tests.tiny.mixtures import GPT_OSS
 from torch import Tensor

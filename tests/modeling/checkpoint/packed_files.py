@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from tests.modeling.checkpoint.refusals import reconfigure
+from tests.modeling.checkpoint.formats import reconfigure
 from tests.modeling.tiny_models import LLAMA, reference_model
 from torch import Tensor
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from syrupy.assertion import SnapshotAssertion
+from tests.modeling.checkpoint.formats import refused
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
-from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import LLAMA, reference_model
 from tests.tiny.decoders import GPT2
 from torch import Tensor

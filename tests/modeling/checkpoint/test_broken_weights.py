@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from tests.modeling.checkpoint.refusals import edit, reconfigure, refused, reshape
+from tests.modeling.checkpoint.formats import edit, reconfigure, refused, reshape
 from tests.modeling.tiny_encoders import CASES, SEQ2SEQ, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from tests.refusals import named_rows

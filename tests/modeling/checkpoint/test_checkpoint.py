@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from syrupy.assertion import SnapshotAssertion
-from tests.modeling.checkpoint.refusals import reshape
+from tests.modeling.checkpoint.formats import reshape
 from tests.modeling.tiny_encoders import CASES, ragged, random_images
 from tests.modeling.tiny_models import (
     LLAMA,

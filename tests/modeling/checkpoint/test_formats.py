@@ -17,10 +17,10 @@ from tests.modeling.checkpoint.formats import (
     OLD,
     Code,
     as_pickle,
+    refused,
     saved_llama,
     write_format,
 )
-from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import (
     LLAMA,
     assert_same_logits,

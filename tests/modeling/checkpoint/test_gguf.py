@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
+from tests.modeling.checkpoint.formats import refused
 from tests.modeling.checkpoint.gguf_cases import CASES, HEADS, with_turned_pairs, written
 from tests.modeling.checkpoint.gguf_files import metadata_of, turned, write_gguf
-from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import (
     LLAMA,
     assert_same_logits,

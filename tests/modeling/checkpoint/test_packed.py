@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
+from tests.modeling.checkpoint.formats import edit, reconfigure, refused
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, WIDE, write_packed
-from tests.modeling.checkpoint.refusals import edit, reconfigure, refused
 from tests.modeling.mxfp4_files import save_gpt_oss
 from tests.modeling.tiny_models import (
     assert_same_logits,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from tests.modeling.checkpoint.refusals import refused
+from tests.modeling.checkpoint.formats import refused
 from tests.modeling.tiny_encoders import THREE_LABELS, EncoderCase
 from tests.modeling.tiny_models import LLAMA, assert_same_logits, random_text
 from tests.tiny.decoders import GPT2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
-from tests.modeling.checkpoint.refusals import refused
+from tests.modeling.checkpoint.formats import refused
 from tests.modeling.tiny_encoders import ENCODERS, ragged
 from tests.modeling.tiny_models import assert_same_logits
 from tests.refusals import refusal

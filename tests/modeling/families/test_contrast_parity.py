@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from tests.modeling.checkpoint.refusals import edit
+from tests.modeling.checkpoint.formats import edit
 from tests.modeling.tiny_encoders import (
     EncoderCase,
     Ragged,

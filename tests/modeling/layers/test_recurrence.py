@@ -6,14 +6,11 @@ from typing import Any
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ortolan.modeling.layers.cache import StepLengths
 from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.recurrence import Recurrence
 from ortolan.modeling.layers.recurrence import recur as recur_in_time
-from ortolan.modeling.state import CachedState, State
 
 B, H, S, D, U = 2, 3, 7, 8, 4
 
@@ -68,31 +65,6 @@ def test_recurrence_equals_the_formula(name: str) -> None:
     inputs = random(name)
     out, _ = recur(inputs, torch.zeros(B, H, D, U))
     torch.testing.assert_close(out, formula(inputs), rtol=1e-5, atol=1e-5)
-
-
-def pieces(inputs: Recurrence, start: int, stop: int) -> dict[str, Tensor | float | None]:
-    """Arguments of `State.recur` for the tokens `[start:stop]`."""
-    return {
-        name: value[:, :, start:stop] if isinstance(value, Tensor) else value
-        for name, value in inputs._asdict().items()
-    }
-
-
-def test_steps_equal_the_whole_sequence() -> None:
-    inputs = random("delta rule and decay of a head")
-    whole = State.whole().recur("it", **pieces(inputs, 0, S))  # type: ignore[arg-type]
-    memory = {"it": torch.zeros(B, H, D, U)}
-    lengths = StepLengths(torch.zeros(B, dtype=torch.int32), torch.tensor(1, dtype=torch.int32))
-    actual = []
-    for start, stop in ((0, 4), (4, 5), (5, S)):
-        state = CachedState(lengths, {}, memory)
-        actual.append(state.recur("it", **pieces(inputs, start, stop)))  # type: ignore[arg-type]
-        memory = state.kept
-    torch.testing.assert_close(torch.cat(actual, 2), whole)
-
-
-def zeros() -> Tensor:
-    return torch.zeros(B, H, D, U)
 
 
 def assert_one_node(
@@ -160,18 +132,6 @@ def convolution(taps: int, *, bias: bool) -> tuple[Tensor, Tensor, Tensor | None
         torch.randn(C, generator=random) if bias else None,
         torch.randn(B, C, taps - 1, generator=random),
     )
-
-
-@pytest.mark.parametrize("taps", [1, 2, 4])
-def test_chunks_of_a_convolution_equal_the_whole_sequence(taps: int) -> None:
-    x, weight, bias, _ = convolution(taps, bias=True)
-    whole = F.conv1d(F.pad(x, (taps - 1, 0)), weight, bias, groups=C)
-    before, pieces = torch.zeros(B, C, taps - 1), []
-    for part in torch.split(x, [1, 4, 2], -1):
-        out, before = convolve(part, weight, bias, before)
-        pieces.append(out)
-    torch.testing.assert_close(torch.cat(pieces, -1), whole)
-    torch.testing.assert_close(before, x[..., S - taps + 1 :])
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
