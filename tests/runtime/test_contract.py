@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime import tiny_encoder
 
-from ortolan.runtime import Decoder, Encoder, Seq2Seq, load
+from ortolan.runtime import Decoder, Encoder, Grammar, Seq2Seq, load
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
@@ -47,6 +47,7 @@ READ: dict[str, dict[str, Call]] = {
         "text": lambda model: model.generate("hello"),
         "stop text": lambda model: model.generate([1], stop=["x"]),
         "stream": lambda model: model.stream([1]),
+        "grammar": lambda model: model.generate([1], grammar=Grammar.regex("a")),
         "empty prompt": lambda model: model.generate(np.array([], np.int64)),
     },
     "encoder": {"text": lambda model: model.classify("a")},

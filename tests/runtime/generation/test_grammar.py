@@ -118,39 +118,37 @@ def test_a_text_ends_without_another_token(
     assert re.fullmatch(r"[12]\d{3}(-[01]\d-[0-3]\d)?", done.text)
 
 
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_eos_is_allowed_only_where_the_text_is_complete(model: Decoder, ignore_eos: bool) -> None:
-    ends = Sampling(logit_bias={EOS: 1000.0})
-    done = model.generate(
-        "x", max_new_tokens=9, grammar=Grammar.regex("(abc)+"), sampling=ends, ignore_eos=ignore_eos
-    )
-    expected = ("abcabcabc", "length") if ignore_eos else ("abc", "stop")
-    assert (done.text, done.finish_reason) == expected
+LIKELY_END: dict[str, Any] = {"sampling": Sampling(logit_bias={EOS: 1000.0})}
+STOP: dict[str, Any] = {
+    "sampling": Sampling(logit_bias={ids("b")[0]: 1000.0}),
+    "stop_tokens": ids("b"),
+}
+SEVENS = Sampling(logit_bias={ids("7")[0]: 500.0, ids("z")[0]: 900.0})
+
+ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "EOS": ("(abc)+", LIKELY_END, "abc", "stop"),
+    "EOS ignored": ("(abc)+", {**LIKELY_END, "ignore_eos": True}, "abcabcabc", "length"),
+    "stop token": ("a{3,}", STOP, "aaa", "stop"),
+    "late end": ("a+", {**LIKELY_END, "min_new_tokens": 7}, "a" * 7, "stop"),
+    "complete before": ("a{5}", {**LIKELY_END, "min_new_tokens": 7}, "aaaaa", "stop"),
+    "biased": ("[0-9]{5}", {"sampling": SEVENS}, "77777", "stop"),
+    "one letter allowed": ("a[éb]", {}, "ab", "stop"),
+}
 
 
-def test_a_stop_token_is_allowed_where_the_text_is_complete(model: Decoder) -> None:
-    (stop,) = ids("b")
-    likely = Sampling(logit_bias={stop: 1000.0})
-    options: dict[str, Any] = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
-    done = model.generate("x", grammar=Grammar.regex("a{3,}"), **options)
-    assert (done.text, done.tokens[-1], done.finish_reason) == ("aaa", stop, "stop")
-    with pytest.raises(GrammarError, match="No token can follow"):
-        model.generate("x", grammar=Grammar.regex("ab"), **options)
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_and_biases_apply_where_the_grammar_allows(model: Decoder, name: str) -> None:
+    pattern, options, text, reason = ENDS[name]
+    done = model.generate("x", max_new_tokens=9, grammar=Grammar.regex(pattern), **options)
+    assert (done.text, done.finish_reason) == (text, reason)
 
 
-def test_min_new_tokens_applies_while_the_grammar_continues(model: Decoder) -> None:
-    ends = Sampling(logit_bias={EOS: 1000.0})
-    options: dict[str, Any] = {"max_new_tokens": 99, "min_new_tokens": 20, "sampling": ends}
-    done = model.generate("x", grammar=Grammar.regex("a+"), **options)
-    assert (done.text, done.tokens[-1]) == ("a" * 20, EOS)
-    assert model.generate("x", grammar=Grammar.regex("a{5}"), **options).text == "aaaaa"
-
-
-def test_a_bias_chooses_among_allowed_tokens(model: Decoder) -> None:
-    (wanted, other) = ids("7z")
-    bias = Sampling(logit_bias={wanted: 500.0, other: 900.0})
-    grammar = Grammar.regex("[0-9]{5}")
-    assert model.generate("x", max_new_tokens=9, grammar=grammar, sampling=bias).text == "77777"
+@pytest.mark.parametrize(("pattern", "options"), [("ab", STOP), ("a[é]", {})])
+def test_a_grammar_that_no_token_can_continue_fails_its_request(
+    model: Decoder, pattern: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(GrammarError, match="No token"):
+        model.generate("x", max_new_tokens=9, grammar=Grammar.regex(pattern), **options)
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -238,21 +236,11 @@ def _manifest(tokenizer: Tokenizer) -> Any:
 # --- rejections ----------------------------------------------------------------------------------
 
 
-def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) -> None:
-    with pytest.raises(GrammarError, match="No token"):
-        model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[é]"))
-    assert model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[éb]")).text == "ab"
-
-
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace", "words"])
 def test_an_unsupported_tokenizer_is_refused(kind: str, snapshot: SnapshotAssertion) -> None:
     tokenizer = tiny_tokenizers.ours(kind)
     compiler = GrammarCompiler(_manifest(tokenizer), tokenizer)
     assert refusal(lambda: compiler.matcher(DATE)) == snapshot
-
-
-def test_a_grammar_needs_a_tokenizer(bare: Decoder, snapshot: SnapshotAssertion) -> None:
-    assert refusal(lambda: bare.generate([1], grammar=DATE)) == snapshot
 
 
 def test_without_its_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

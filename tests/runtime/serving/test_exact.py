@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -138,19 +137,6 @@ def test_requests_at_any_time_equal_themselves_alone(
     machine().runTest()
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int4"])
-def test_threads_do_not_affect_each_other(models: Models, kind: str) -> None:
-    alone = alone_in(models[kind])
-    specs = [
-        Spec(prompt=1 + 9 * number % 140, limit=1 + number % 7, seed=number % 5, temperature=1.0)
-        for number in range(40)
-    ]
-    with models[kind].serve(slots=8) as service, ThreadPoolExecutor(12) as threads:
-        got = list(threads.map(lambda spec: spec.submit(service).completion(), specs))
-    for done, spec in zip(got, specs, strict=True):
-        assert_same(done, alone(spec))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_of_any_size_and_n_equal_the_service(models: Models, kind: str) -> None:
     model, options = models[kind], Options(max_new_tokens=9, ignore_eos=True, logprobs=2)
@@ -165,24 +151,6 @@ def test_batches_of_any_size_and_n_equal_the_service(models: Models, kind: str) 
     for n in (1, 3):
         got = [done for prompt in prompts for done in model.generate(prompt, n=n, **options)]
         assert [outcome(done) for done in got] == [one for one in expected for _ in range(n)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pieces", [0, 1, 3])
-def test_a_suspended_request_continues_as_if_nothing_had_happened(
-    models: Models, kind: str, pieces: int
-) -> None:
-    """A low one waits, is prefilled or decoded when two high ones take the only slot."""
-    alone = alone_in(models[kind])
-    low = Spec(prompt=200, limit=9, seed=1, temperature=1.0)
-    high = [Spec(prompt=9, limit=5, seed=seed, temperature=1.0) for seed in (2, 3)]
-    with models[kind].serve(slots=1, cache_bytes=0) as service:
-        first = low.submit(service)
-        for _ in range(pieces):
-            next(first, None)
-        tickets = [first, *(spec.submit(service, priority=1) for spec in high)]
-    for ticket, spec in zip(tickets, (low, *high), strict=True):
-        assert_same(ticket.completion(), alone(spec))
 
 
 def test_requests_wait_until_all_of_their_tokens_fit(
