@@ -38,8 +38,8 @@ def write_tagger(kind: str, folder: Path) -> None:
     tagged = {"id2label": dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))}
     sizes = {"vocab_size": tokenizer.get_vocab_size() + 3, "max_position_embeddings": 128}
     values = BERT | tagged | sizes | {"pad_token_id": 0}
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    names = {"unk_token": unknown} if unknown else {"cls_token": "[CLS]"}
+    known = [name for name in ("<unk>", "[UNK]") if tokenizer.token_to_id(name) is not None]
+    names = {"unk_token": known[0]} if known else {"cls_token": "[CLS]"}
     ended = with_ends(tokenizer, "[CLS] $A [SEP]")
     write("BertForTokenClassification", values, lambda: ended, folder, **names)
 
