@@ -64,18 +64,26 @@ def drawn(seed: int) -> Any:
     return {**ANSWER, "sampling": Sampling(temperature=0.8, seed=seed)}
 
 
-def test_reasoning_and_calls_are_separate(model: Decoder, service: Service) -> None:
-    options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120}
+@pytest.mark.parametrize("is_late", [False, True])
+def test_reasoning_and_calls_are_separate_and_pieces_have_their_tokens(
+    model: Decoder, service: Service, is_late: bool
+) -> None:
+    options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120, "logprobs": 1}
     ticket = service.chat(user("Call."), **options)
-    pieces = list(ticket)
-    reply = ticket.reply()
+    if is_late:
+        ticket.reply()
+    pieces, reply = list(ticket.pieces()), ticket.reply()
     (expected,) = model.chat(user("Call."), n=1, **options)
     assert_same(reply, expected)
-    assert reply.reasoning
-    assert len(reply.content) == 2
+    assert reply.reasoning == "".join(piece.reasoning for piece in pieces) != ""
+    assert reply.content == "".join(piece.content for piece in pieces)
     (call,) = reply.tool_calls
     assert (call.name, *call.arguments) == ("f", "x")
     assert [piece.tool_call for piece in pieces if piece.tool_call] == [call]
+    assert sum((piece.tokens for piece in pieces), ()) == reply.completion.tokens
+    assert sum((piece.logprobs or () for piece in pieces), ()) == reply.completion.logprobs
+    second = [piece for piece in pieces if piece.content][1]
+    assert (len(reply.content), len(second.tokens)) == (2, 1)
 
 
 def test_several_replies_have_consecutive_seeds(model: Decoder, service: Service) -> None:
@@ -92,14 +100,6 @@ def test_all_replies_are_queued_or_none(model: Decoder) -> None:
             service.chat(user("Hi."), n=4, **ANSWER)
         settle(service)
         assert [ticket.reply().content for ticket in service.chat(user("Hi."), n=3, **ANSWER)]
-
-
-def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
-    with service.chat(user("Hi."), ignore_eos=True, cancel=slow) as ticket:
-        first = next(ticket)
-    assert ticket.reply().content.startswith(first.content)
-    assert ticket.reply().completion.finish_reason == "cancelled"
-    assert ticket.done
 
 
 def test_a_bundle_without_a_template_is_refused(

@@ -19,10 +19,13 @@ from ortolan.runtime.errors import (
     ServiceError,
     TokenizerError,
 )
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.generator import Generator
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.histogram import BOUNDS, Histogram
 from ortolan.runtime.serving.service import Service
+from ortolan.runtime.serving.ticket import TextPiece
 
 
 @pytest.fixture
@@ -30,6 +33,8 @@ def service(model: Decoder) -> Iterator[Service]:
     with model.serve(slots=2) as service:
         yield service
 
+
+PIECES: Any = {"max_new_tokens": 30, "ignore_eos": True, "logprobs": 2}
 
 # --- pieces -----------------------------------------------------------------------------------
 
@@ -43,11 +48,56 @@ def test_a_ticket_shows_the_progress_of_its_prompt(service: Service) -> None:
     assert ticket.prompt_progress == (5, 5)
 
 
-def test_options_are_those_of_generate(service: Service, model: Decoder) -> None:
-    whole = model.generate(["Hello"], max_new_tokens=20, ignore_eos=True)[0].text
-    ticket = service.submit("Hello", max_new_tokens=20, ignore_eos=True, stop=[whole[7:9]])
-    assert "".join(ticket) == whole[: whole.index(whole[7:9])]
-    assert ticket.completion().finish_reason == "stop"
+def assert_whole(pieces: list[TextPiece], completion: Completion) -> None:
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert sum((piece.tokens for piece in pieces), ()) == completion.tokens
+    assert sum((piece.logprobs or () for piece in pieces), ()) == completion.logprobs
+    assert all(len(piece.tokens) == len(piece.logprobs or ()) for piece in pieces)
+    assert all(piece.text or piece.tokens for piece in pieces)
+
+
+def test_pieces_join_to_the_completion(service: Service) -> None:
+    ticket = service.submit("Hello", **PIECES)
+    pieces = list(ticket.pieces())
+    assert_whole(pieces, ticket.completion())
+    assert len(pieces) > 5
+    assert not list(ticket.pieces()), "pieces are read once"
+    assert not list(ticket)
+    late = service.submit("Hello", **PIECES)
+    late.completion()
+    assert list(late.pieces()) == pieces
+
+
+def test_text_and_pieces_of_one_ticket_continue_each_other(service: Service) -> None:
+    with held(service):
+        ticket = service.submit("Hello", **PIECES)
+        text = next(ticket)
+    pieces = list(ticket.pieces())
+    assert text + "".join(piece.text for piece in pieces) == ticket.completion().text
+    tokens = sum((piece.tokens for piece in pieces), ())
+    assert 0 < len(tokens) < 30
+    assert ticket.completion().tokens[-len(tokens) :] == tokens
+
+
+def test_the_tokens_of_a_stop_text_come_without_text(service: Service) -> None:
+    whole = service.submit("Hello", **PIECES).completion().text
+    ticket = service.submit("Hello", **PIECES, stop=[whole[7:10]])
+    assert_whole(list(ticket.pieces()), ticket.completion())
+
+
+def test_a_token_belongs_to_the_piece_that_it_completes(service: Service) -> None:
+    ticket = service.submit("Hello", max_new_tokens=9, grammar=Grammar.regex("ab{3}"), stop=["zz"])
+    pieces = list(ticket.pieces())
+    assert [piece.text for piece in pieces] == ["a", "b", "b", "b"]
+    assert [len(piece.tokens) for piece in pieces] == [1] * 4
+    assert all(piece.logprobs is None for piece in pieces)
+
+
+def test_an_error_comes_after_the_pieces(poisoned: Decoder) -> None:
+    with poisoned.serve(slots=2) as service:
+        ticket = service.submit("ab-c", max_new_tokens=9)
+        with pytest.raises(NumericError):
+            list(ticket.pieces())
 
 
 def test_without_a_tokenizer_there_are_no_pieces(bare: Decoder) -> None:
