@@ -79,6 +79,7 @@ def test_weights_of_the_bundle_are_as_large_as_was_said(
     }  # an embedding that is no head
 
 
+@pytest.mark.slow
 def test_encoders_in_the_bundle_count(tmp_path: Path) -> None:
     tiles.write(tmp_path / "source", "smolvlm")
     bundle = ortolan.export(tmp_path / "source", tmp_path / "out")

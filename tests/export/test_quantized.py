@@ -222,6 +222,7 @@ def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored["blocks.0.feed_forward.down.weight"], expected)
 
 
+@pytest.mark.slow  # of float bundles, a quick test says the same
 def test_split_graphs_share_their_weights(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.gpt2())
     unified, _ = export(module, tmp_path / "unified")

@@ -1,5 +1,6 @@
 """Bundles from checkpoints in all forms, and errors of those that cannot be read."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def test_a_source_that_cannot_be_read_is_one_line_and_leaves_nothing(
     source, *options = make(tmp_path / "source")
     status, _, said = run(source, tmp_path / "out", *options)
     assert status == 2
-    line, rest = said.split("\n")
-    assert (line.replace(str(tmp_path), "..."), rest) == (snapshot, "")
+    line, rest = said.replace(str(tmp_path), "...").split("\n")
+    line = re.sub(r"\d+ bytes, but the file has \d+", "... bytes, but the file has ...", line)
+    assert (line, rest) == (snapshot, "")
     assert not (tmp_path / "out").exists()

@@ -163,22 +163,6 @@ def repeated(model: ir.Model) -> ir.Model:
     return model
 
 
-def test_each_copy_of_a_block_reads_the_one_before_and_its_own_states() -> None:
-    nodes = {str(node.name): node for node in repeated(stepped(read="x")).graph}
-    read = {name: [value.name for value in node.inputs if value] for name, node in nodes.items()}
-    assert read == {
-        "out0": ["x", PAST[0]],
-        "present.0.key": [PAST[0]],
-        "out0.1": ["out0", PAST[1]],
-        "present.0.key.1": [PAST[1]],
-        "out0.2": ["out0.1", PAST[2]],
-        "present.0.key.2": [PAST[2]],
-        "out1": ["out0.2", PAST[3]],
-        "present.1.key": [PAST[3]],
-        "logits": ["out1", "x"],
-    }
-
-
 @pytest.mark.parametrize("read", ["out0", "leave0", "present.0.key"])
 def test_blocks_that_share_more_than_the_stream_are_refused(read: str) -> None:
     with pytest.raises(UnlikeBlocksError):

@@ -174,8 +174,8 @@ def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_transformers_is_chosen_where_there_is_no_family(tmp_path: Path) -> None:
-    saved(tmp_path, "hrm_text")
-    assert opened(tmp_path).model_type == "hrm_text"
+    saved(tmp_path, "olmo3")
+    assert opened(tmp_path).model_type == "olmo3"
 
 
 def without_versions(text: str) -> str:
