@@ -1,6 +1,7 @@
 """Published configs, read as the models that they describe."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def read(name: str, **changes: object) -> ModelConfig:
 
 
 def in_transformers(name: str) -> PreTrainedConfig:
-    values = {key: value for key, value in PUBLISHED[name].items() if key != "model_type"}
+    # transformers writes into nested values
+    values = deepcopy({key: value for key, value in PUBLISHED[name].items() if key != "model_type"})
     return AutoConfig.for_model(PUBLISHED[name]["model_type"], **values)
 
 
