@@ -10,17 +10,29 @@ import torch
 from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
 from tests.modeling.checkpoint.formats import refused
-from tests.modeling.tiny_encoders import ENCODERS, ragged
-from tests.modeling.tiny_models import assert_same_logits
+from tests.modeling.tiny_encoders import (
+    EMBEDDING_GEMMA,
+    ENCODERS,
+    EncoderCase,
+    ragged,
+    reference_output,
+)
+from tests.modeling.tiny_models import LLAMA, assert_same_logits
 from tests.refusals import refusal
 from torch import Tensor
 from torch.nn import functional
 
-from ortolan.modeling import EncoderConfig, EncoderModel, load, save
+from ortolan.modeling import DecoderModel, EncoderConfig, EncoderModel, ModelConfig, load, save
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
-from ortolan.modeling.checkpoint.sentence_head import NAMED_MODES, Prompts, max_tokens, read_prompts
-from ortolan.modeling.config import EmbeddingHead
+from ortolan.modeling.checkpoint.sentence_head import (
+    NAMED_MODES,
+    Prompts,
+    max_tokens,
+    read_prompts,
+    write_sentence_head,
+)
+from ortolan.modeling.config import DecoderConfig, EmbeddingHead
 
 TEXTS = ragged(9, 1, 16, 4)
 
@@ -127,6 +139,62 @@ def test_every_mode_of_versions_2_to_6(version: int, modes: list[str], tmp_path:
     assert_same_logits(alone, expected[:1])
 
 
+# --- models of every kind -----------------------------------------------------------------------
+
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 8, "max_position_embeddings": 40}
+
+TIED = {"tie_word_embeddings": True}
+
+EMBEDDERS: dict[str, tuple[EncoderCase, str]] = {
+    "bert": (ENCODERS["bert"], "mean"),
+    # Like all-mpnet-base-v2 and all-distilroberta-v1, with the class of a masked language model.
+    "mpnet": (ENCODERS["mpnet-masked"], "mean"),
+    "roberta": (ENCODERS["roberta-masked"], "mean"),
+    # Like Qwen3-Embedding, except that its padding is on the left.
+    "qwen3": (EncoderCase("Qwen3ForCausalLM", QWEN3), "lasttoken"),
+    "qwen3, tied": (
+        EncoderCase("Qwen3ForCausalLM", QWEN3 | {"tie_word_embeddings": True}),
+        "lasttoken",
+    ),
+    "qwen3, bare names": (EncoderCase("Qwen3Model", QWEN3), "lasttoken"),
+    "gemma": (EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA), "mean"),
+}
+"""Models of transformers, and how their states are pooled."""
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_embeddings_are_pooled_states_of_transformers(name: str, tmp_path: Path) -> None:
+    case, mode = EMBEDDERS[name]
+    body: Any = case.write(tmp_path).base_model
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=(NAMED_MODES[mode],)), 32)
+    rows = []
+    for ids, length in zip(TEXTS.ids, TEXTS.lengths.tolist(), strict=True):
+        states = reference_output(body, input_ids=ids[None, :length])[0]
+        rows.append(functional.normalize(pooled(states, mode), dim=0))
+    assert_same_logits(embeddings(load(tmp_path, EncoderModel)), torch.stack(rows))
+
+
+def test_a_caller_can_ask_for_the_language_model(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    EMBEDDERS["qwen3"][0].write(tmp_path)
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=("last",)), 32)
+    assert isinstance(read_config(tmp_path, ModelConfig), EncoderConfig)
+    assert isinstance(load(tmp_path), DecoderModel)
+    (tmp_path / "modules.json").unlink()
+    assert isinstance(read_config(tmp_path, ModelConfig), DecoderConfig)
+    assert refusal(lambda: read_config(tmp_path, EncoderConfig)) == snapshot
+
+
+def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
+    EMBEDDERS["gemma"][0].write(tmp_path)
+    module = load(tmp_path, EncoderModel)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert embeddings(module.to(dtype)).isfinite().all()
+
+
+# --- projections --------------------------------------------------------------------------------
+
 DENSE = {
     "in_features": 32,
     "out_features": 24,
@@ -176,6 +244,12 @@ def test_projections_follow_the_pooling(tmp_path: Path) -> None:
     again = load(tmp_path / "saved", EncoderModel)
     assert again.config == module.config
     assert torch.equal(embeddings(again), embeddings(module))
+    # As written by version 2 of sentence-transformers.
+    folder = tmp_path / "source/2_Dense"
+    (folder / "model.safetensors").unlink()
+    torch.save(first, folder / "pytorch_model.bin")
+    pickled = load(tmp_path / "source", EncoderModel)
+    assert torch.equal(embeddings(pickled), embeddings(module))
 
 
 @pytest.mark.parametrize(
@@ -233,13 +307,6 @@ def test_saving_over_an_embedding_model_removes_its_head(tmp_path: Path) -> None
     plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
-
-
-def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
-    ENCODERS["bert-classifier"].write(tmp_path)
-    before = read_config(tmp_path, EncoderConfig)
-    (tmp_path / "modules.json").write_text(json.dumps(ALL))
-    assert read_config(tmp_path, EncoderConfig) == before
 
 
 # --- refused ------------------------------------------------------------------------------------
