@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from tests.export import attention_graphs as cached
 from tests.export import whole_attention_graphs as whole
 from tests.export.attention_graphs import Arrays, Conversation, Run
-from tests.export.passes.test_plain_attention import plain
+from tests.export.passes.test_attention import plain
 from tests.export.quantize.low_bit import (
     SCHEMES,
     constant,
