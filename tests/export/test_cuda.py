@@ -312,9 +312,9 @@ def test_nodes_without_a_kernel_are_listed_and_allowed_only_where_the_cpu_has_on
         options = ExportOptions(allow_cpu_nodes=allowed)
         settings = resolve("encoder", device="cuda", precision="bf16", options=options)
         check_placement(clipped(TensorProto.FLOAT), settings)
-        refused = partial(check_placement, settings=settings)
-        assert refusal(partial(refused, clipped(BFLOAT16))) == snapshot
+        refused = partial(check_placement, clipped(BFLOAT16), settings)
+        assert refusal(refused) == snapshot
         if allowed:
             check_placement(attention, settings)
         else:
-            assert refusal(partial(refused, attention)) == snapshot
+            assert refusal(partial(check_placement, attention, settings)) == snapshot
