@@ -198,18 +198,11 @@ IMAGE_TAGS = classifier("image tags", VIT | labels(5) | MULTI, variants=(QUICK,)
 
 MORE_LABELS = {
     "bert": BERT | labels(3),
-    "bert tags": BERT | labels(6) | MULTI,
     "bert single": BERT | ONE,
     "bert one tag": BERT | ONE | MULTI,
     "bert function": BERT | labels(4) | {"function_to_apply": "softmax"},
-    "roberta tags": ROBERTA | labels(11) | MULTI,
     "roberta regressions": ROBERTA | labels(4) | REGRESSION,
-    "roberta single": ROBERTA | ONE,
-    "xlm-roberta": ROBERTA | {"model_type": "xlm-roberta"} | labels(3) | SINGLE,
-    "camembert tags": ROBERTA | {"model_type": "camembert"} | labels(3) | MULTI,
-    "distilbert": DISTILBERT | labels(2) | SINGLE,
     "distilbert regression": DISTILBERT | ONE | REGRESSION,
-    "albert tags": narrow("albert") | labels(5) | MULTI,
     "albert regression": narrow("albert") | ONE | REGRESSION,
     "electra tags": narrow("electra") | labels(7) | MULTI,
     "mpnet regression": narrow("mpnet") | ONE | REGRESSION,
@@ -221,7 +214,6 @@ MORE_LABELS = {
     "nomic_bert tags": narrow("nomic_bert") | labels(4) | MULTI,
     "images": VIT | labels(10),
     "images regressions": VIT | labels(3) | REGRESSION,
-    "images single": VIT | ONE,
 }
 
 # --- vectors --------------------------------------------------------------------------------------

@@ -147,15 +147,6 @@ def test_damaged_bundle_in_the_cache_is_made_again(
     assert len(exports) == 2
 
 
-def test_cache_that_cannot_be_written_is_one_line(
-    home: Path, chats: Path, exports: list[Job]
-) -> None:
-    home.write_text("a file in the way")
-    said = error_line("chat", chats, stdin=ASK)
-    assert f"in {cache_folder()}" in said
-    assert "set XDG_CACHE_HOME" in said
-
-
 def test_full_disk_is_one_line_and_leaves_nothing(
     ortolan: Run, chats: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,20 +87,6 @@ def test_of_two_first_starts_one_exports_and_the_other_waits_for_it(chats: Path)
     assert len(os.listdir(cache_folder() / "bundles")) == 1
 
 
-def test_files_that_may_not_be_that_large_are_one_line(chats: Path) -> None:
-    prlimit = shutil.which("prlimit")
-    if prlimit is None:
-        pytest.skip("needs prlimit of util-linux")
-    status, answer, said = finish(start(chats, prlimit, "--fsize=20000"))
-    assert status == 2
-    assert answer == ""
-    line = said.splitlines()[-1]
-    assert line.startswith("ortolan: Cannot ")
-    assert "File too large" in line
-    assert entries() == []
-    assert finish(start(chats))[0] == 0
-
-
 def test_the_export_ends_soon_after_its_parent_is_killed(chats: Path) -> None:
     process = start(chats)
     export = wait_for_export(process.pid)
@@ -111,17 +97,6 @@ def test_the_export_ends_soon_after_its_parent_is_killed(chats: Path) -> None:
         time.sleep(0.1)
     assert not export.exists()
     assert entries() == []
-
-
-def test_an_interrupted_first_start_leaves_nothing(chats: Path) -> None:
-    process = start(chats)
-    wait_for_export(process.pid)
-    until = time.monotonic() + 60
-    while not [*cache_folder().glob("bundles/.*.new")] and time.monotonic() < until:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert finish(process)[0] == 130
-    assert os.listdir(cache_folder() / "bundles") == []
 
 
 def wait_for_export(parent: int) -> Path:

@@ -99,9 +99,6 @@ RERANKERS: dict[str, Save] = {
         "BertForSequenceClassification",
         lambda: tokenizer(model_input_names=NAMES, model_max_length=31),
     ),
-    "bert, no limit": cross_encoder(
-        "BertForSequenceClassification", lambda: tokenizer(model_input_names=NAMES)
-    ),
     "bert, identity": cross_encoder(
         "BertForSequenceClassification",
         lambda: tokenizer(model_input_names=NAMES),
@@ -126,20 +123,8 @@ RERANKERS: dict[str, Save] = {
         values=ROBERTA,
         max_length=33,
     ),
-    "xlm-roberta, 64 tokens": cross_encoder(
-        "XLMRobertaForSequenceClassification",
-        lambda: tokenizer(doubled=True),
-        values=ROBERTA,
-        max_length=64,
-    ),
     "mpnet, padding in texts": cross_encoder(
         "MPNetForSequenceClassification", lambda: tokenizer(doubled=True), max_length=19
-    ),
-    "camembert, 7 tokens": cross_encoder(
-        "CamembertForSequenceClassification",
-        lambda: tokenizer(doubled=True),
-        values=ROBERTA,
-        max_length=7,
     ),
 }
 
@@ -163,9 +148,7 @@ def test_scores_of_rerankers_are_those_of_sentence_transformers(name: str, tmp_p
 
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert": ("Bert", {}, {"model_input_names": NAMES}),
-    "electra": ("Electra", ELECTRA, {"model_input_names": NAMES}),
     "roberta": ("Roberta", ROBERTA, {}),
-    "data2vec": ("Data2VecText", ROBERTA, {}),
     "mpnet": ("MPNet", {}, {}),
 }
 
