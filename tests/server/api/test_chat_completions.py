@@ -91,73 +91,70 @@ def test_answers_are_greedy_unless_choices_must_differ(
     assert len({choice["message"]["content"] for choice in choices}) > 1
 
 
-def test_streamed_pieces_join_to_the_answer(client: httpx2.Client) -> None:
-    whole = ask(client, **SAMPLED, n=3)
-    *events, last = stream(client, **SAMPLED, n=3, stream_options={"include_usage": True})
-    assert last["choices"] == []
+def shown(choice: Any) -> tuple[Any, ...]:
+    """Text, calls without ids, reason of the end and log-probabilities."""
+    calls = [call["function"] for call in choice["message"].get("tool_calls", ())]
+    logprobs = (choice["logprobs"] or {}).get("content", [])
+    return choice["message"]["content"] or "", calls, choice["finish_reason"], logprobs
+
+
+def joined(events: list[Any], index: int) -> tuple[Any, ...]:
+    """The same of a streamed choice."""
+    choices = [c for event in events for c in event["choices"] if c["index"] == index]
+    first, *others = [choice["delta"] for choice in choices]
+    assert first == {"role": "assistant", "content": ""}
+    assert all("role" not in delta and None not in delta.values() for delta in others)
+    calls: list[dict[str, str]] = []
+    for part in [part for delta in others for part in delta.get("tool_calls", ())]:
+        if "id" in part:
+            calls.append({"name": part["function"]["name"], "arguments": ""})
+        assert part["index"] == len(calls) - 1
+        calls[-1]["arguments"] += part["function"].get("arguments", "")
+    *reasons, reason = [choice["finish_reason"] for choice in choices]
+    assert (set(reasons), others[-1]) == ({None}, {})
+    found = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+    logprobs = [entry for entries in found for entry in entries]
+    return "".join(delta.get("content", "") for delta in others), calls, reason, logprobs
+
+
+FORCED: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
+SINGLE = {**FORCED, "temperature": 1.0, "seed": 1, "ignore_eos": True, "logprobs": True}
+
+STREAMED: dict[str, dict[str, Any]] = {
+    "several choices": {**SAMPLED, "n": 3},
+    "log-probabilities to the end": {**SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2}
+    | {"ignore_eos": False, "min_tokens": 12, "logit_bias": {"96": 100}},
+    "a call": {**FORCED, "temperature": 0.8, "seed": 7},
+    "a single call": {**SINGLE, "parallel_tool_calls": False},
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_pieces_join_to_the_answer(client: httpx2.Client, name: str) -> None:
+    whole = ask(client, **STREAMED[name])
+    *events, last = stream(client, **STREAMED[name], stream_options={"include_usage": True})
+    for index, choice in enumerate(whole["choices"]):
+        assert joined(events, index) == shown(choice)
     usage = {**whole["usage"], "prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    assert last["choices"] == []
     assert last["usage"] == usage  # the second request may find its prompt in the cache
     assert len({event["id"] for event in events}) == 1
     assert {event["usage"] for event in events} == {None}
-    assert "usage" not in stream(client, **SAMPLED)[-1]
-    for index in range(3):
-        first, *others = [c for e in events for c in e["choices"] if c["index"] == index]
-        assert first["delta"] == {"role": "assistant", "content": ""}
-        assert all("role" not in choice["delta"] for choice in others)
-        text = "".join(choice["delta"].get("content", "") for choice in others)
-        assert text == whole["choices"][index]["message"]["content"]
-        *reasons, last_reason = [choice["finish_reason"] for choice in others]
-        assert (set(reasons), last_reason, others[-1]["delta"]) == ({None}, "length", {})
 
 
-def test_streamed_logprobs_come_with_their_pieces(client: httpx2.Client) -> None:
-    body = {**SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2}
-    body |= {"ignore_eos": False, "min_tokens": 12, "logit_bias": {"96": 100}}  # EOS at the end
-    whole = ask(client, **body)
-    events = stream(client, **body)
-    for index in range(2):
-        mine = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
-        parts = [choice["logprobs"]["content"] for choice in mine if choice["logprobs"]]
-        assert len(parts) > 10
-        expected = whole["choices"][index]["logprobs"]["content"]
-        assert [entry for part in parts for entry in part] == expected
-
-
-def test_a_forced_call_and_its_pieces(client: httpx2.Client) -> None:
-    body = {"tools": [TOOL], "tool_choice": "required", **SAMPLED, "ignore_eos": False}
-    body["max_tokens"] = 200
-    (choice,) = ask(client, **body)["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    call = choice["message"]["tool_calls"][0]
-    assert call["function"]["name"] == "f"
-    assert isinstance(json.loads(call["function"]["arguments"])["x"], int)
-    choices = [event["choices"][0] for event in stream(client, **body)]
-    assert all(None not in choice["delta"].values() for choice in choices)
-    deltas = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
-    assert deltas[0]["id"] != call["id"]
-    assert deltas[0]["function"]["name"] == "f"
-    assert all("id" not in part and "name" not in part["function"] for part in deltas[1::2])
-    first = [part["function"]["arguments"] for part in deltas if part["index"] == 0]
-    assert "".join(first) == call["function"]["arguments"]
-
-
-def test_a_single_call_ends_the_answer(client: httpx2.Client) -> None:
-    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 300, "ignore_eos": True}
-    body |= {"temperature": 1.0, "seed": 1, "logprobs": True}
-    several = ask(client, **body)["choices"][0]["message"]["tool_calls"]
+def test_calls_are_forced_and_a_single_one_ends_the_answer(client: httpx2.Client) -> None:
+    (choice,) = ask(client, **SINGLE)["choices"]
+    several = choice["message"]["tool_calls"]
     assert len(several) > 1  # the model cannot end, so it calls again and again
-    body["parallel_tool_calls"] = False
-    answer = ask(client, **body)
+    assert several[0]["function"]["name"] == "f"
+    assert isinstance(json.loads(several[0]["function"]["arguments"])["x"], int)
+    answer = ask(client, **SINGLE, parallel_tool_calls=False)
     (choice,) = answer["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == several[0]["function"]
-    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
+    assert call["id"] != several[0]["id"]
+    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 200
     assert choice["finish_reason"] == "tool_calls"
-    choices = [event["choices"][0] for event in stream(client, **body)]
-    calls = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
-    assert {part["index"] for part in calls} == {0}
-    assert "".join(p["function"]["arguments"] for p in calls) == call["function"]["arguments"]
-    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 ALLOWED = {
@@ -192,6 +189,8 @@ def test_only_allowed_tools_are_called(client: httpx2.Client) -> None:
         {"no_stop_trim": False, "skip_special_tokens": True, "return_hidden_states": False},
         {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True},
         {"continue_final_message": False, "ignore_eos": False, "tool_choice": "none"},
+        {"tools": [NOW], "tool_choice": None},
+        {"tool_choice": None},
         {"seed": 1.0, "n": 1.0, "top_k": 5.0, "stop_token_ids": [1.0]},
     ],
 )
@@ -263,11 +262,3 @@ def test_a_stop_token_ends_the_answer(client: httpx2.Client) -> None:
     cut = ask(client, **options, stop_token_ids=tokens)
     assert cut["choices"][0]["finish_reason"] == "stop"
     assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
-
-
-def test_no_choice_of_a_tool_means_auto(client: httpx2.Client) -> None:
-    options = {"seed": 1, "max_tokens": 8}
-    without = content(client, **options, tools=[NOW])
-    for choice in (None, "auto"):
-        assert content(client, **options, tools=[NOW], tool_choice=choice) == without
-    assert content(client, **options, tool_choice=None) == content(client, **options)

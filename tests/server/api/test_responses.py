@@ -71,6 +71,7 @@ def test_events_come_in_order_and_join_to_the_response(
     (item,) = response["output"]
     texts = [event["delta"] for event in events if "delta" in event]
     assert len(texts) > 3
+    assert {event["content_index"] for event in events if "content_index" in event} == {0}
     assert "".join(texts) == events[-4]["text"] == item["content"][0]["text"]
     assert {e["item_id"] for e in events if "item_id" in e} == {item["id"]}
     assert {e["response"]["id"] for e in events if "response" in e} == {response["id"]}
