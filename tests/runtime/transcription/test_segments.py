@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.manifest import Speech
 from ortolan.runtime.bundle.parts import Dictation
 from ortolan.runtime.bundle.sources import ChunkedSource
-from ortolan.runtime.generation.completion import Completion, Timings
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.transcription.dictation import LONGEST_S, dictate
 from ortolan.runtime.transcription.timestamps import TimeRule, spans
 from ortolan.runtime.transcription.transcript import Segment, Transcript
@@ -109,17 +109,7 @@ DICTATION = Dictation(
 )
 
 
-def completion(text: str) -> Completion:
-    timings = Timings(
-        prompt_tokens=1,
-        new_tokens=1,
-        prefill_s=0.0,
-        decode_s=0.0,
-        time_to_first_token_s=0.0,
-        tokens_per_second=0.0,
-        prefill_tokens_per_second=0.0,
-    )
-    return Completion(text=text, tokens=(1, 2), finish_reason="stop", timings=timings)
+NO_TIMINGS: Any = None
 
 
 class Model:
@@ -131,7 +121,8 @@ class Model:
 
     def __call__(self, samples: NDArray[np.float32], start: str | None, most: int) -> Completion:
         self.asked.append((samples, start, most))
-        return completion(self.answers.pop(0))
+        said = self.answers.pop(0)
+        return Completion(text=said, tokens=(1, 2), finish_reason="stop", timings=NO_TIMINGS)
 
 
 def transcribed(model: Model, samples: NDArray[np.float32], **options: Any) -> Any:
