@@ -127,12 +127,12 @@ def modern() -> DecoderConfig:
 
 
 def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    """A module with random weights, those of norms included."""
+    """A module with random weights, those of norms and sinks included."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         module = DecoderModel(config).eval()
         for name, parameter in module.named_parameters():
-            if "norm" in name:
+            if "norm" in name or "sinks" in name:
                 parameter.data.add_(0.1 * torch.randn_like(parameter))
     return module.to(dtype)
 
