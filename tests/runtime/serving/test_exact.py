@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.runtime.conftest import Models
 from tests.runtime.serving.faults import failing
+from tests.runtime.serving.holding import held
 from tests.runtime.serving.served import KINDS, Spec, alone_in, outcome
 from tests.runtime.tiny_adapters import NAMES, Pairs
 
@@ -154,9 +155,8 @@ def test_batches_of_any_size_and_n_equal_the_service(models: Models, kind: str) 
 
 
 def test_requests_wait_until_all_of_their_tokens_fit(
-    models: Models, memory_left: Callable[[int], None]
+    model: Decoder, memory_left: Callable[[int], None]
 ) -> None:
-    model = models["fp32"]
     alone = alone_in(model)
     specs = [Spec(prompt=10 + seed, limit=9, seed=seed, temperature=1.0) for seed in range(9)]
     expected = [alone(spec) for spec in specs]
@@ -166,3 +166,17 @@ def test_requests_wait_until_all_of_their_tokens_fit(
         for ticket, wanted in zip(tickets, expected, strict=True):
             assert_same(ticket.completion(), wanted)
         assert service.stats().failed == {}
+
+
+def test_a_suspended_request_ends_though_the_next_one_does_not_fit(
+    model: Decoder, memory_left: Callable[[int], None]
+) -> None:
+    alone = alone_in(model)
+    specs = [Spec(prompt=prompt, limit=4, seed=1, temperature=1.0) for prompt in (10, 10, 20)]
+    expected = [alone(spec) for spec in specs]
+    memory_left(30 * model.manifest.state_bytes("append"))
+    with model.serve(slots=1, cache_bytes=0) as service:
+        with held(service):  # after a round of the first one, which the others outrank
+            tickets = [spec.submit(service, priority=min(n, 1)) for n, spec in enumerate(specs)]
+        for ticket, wanted in zip(tickets, expected, strict=True):
+            assert_same(ticket.completion(60), wanted)

@@ -253,11 +253,11 @@ def test_a_higher_priority_goes_first_and_takes_a_slot(model: Decoder) -> None:
     with model.serve(slots=1, mode="fast") as service:
         with held(service):
             service.submit("first", max_new_tokens=1)
-            low, middle, high = (
+            low, middle, high, later = (
                 service.submit("abcdef", max_new_tokens=40, ignore_eos=True, priority=priority)
-                for priority in (0, 1, 2)
+                for priority in (0, 1, 2, 0)
             )
-        done = [ticket.completion() for ticket in (high, middle, low)]
+        done = [ticket.completion() for ticket in (high, middle, low, later)]
         first = [completion.timings.time_to_first_token_s for completion in done]
         assert first == sorted(first), "though the low one came first"
         assert len({completion.tokens for completion in done}) == 1
