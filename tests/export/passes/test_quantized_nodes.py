@@ -213,7 +213,7 @@ def test_kernel_attends_to_the_codes_that_it_stores(
     def drawn(*shape: int) -> Array:
         return random.standard_normal(shape, np.float32)
 
-    scales: list[Array] = [np.exp(drawn(KV_HEADS, 1, WIDTH)) / 60 for _ in range(2)]
+    scales: list[Any] = [np.exp(drawn(KV_HEADS, 1, WIDTH)) / 60 for _ in range(2)]
     buffers = [
         random.integers(-128, 128, (KV_HEADS, CAPACITY, WIDTH)).astype(np.int8) for _ in range(2)
     ]
