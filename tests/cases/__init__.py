@@ -136,9 +136,12 @@ class Case:
         reference: what another library says, from the checkpoint and the inputs.
         logits: of every token of a text, by a reference, from the checkpoint and the ids.
         variants: how it is exported.
-        features: what laws ask for: `generates`, `drafts`, `rewinds`, `compared` (its numbers, with
-            those of transformers), `encodes` (its services have the calls of the model),
-            `one by one` (an encoder that computes no batches).
+        features: what laws ask for.
+            `generates`: it is a decoder. `drafts`, `rewinds`: its states can go back.
+            `exact`: to the bit, beside other texts and in chunks of any size.
+            `compared`: its numbers, with those of transformers.
+            `encodes`: its services have the calls of the model.
+            `one by one`: an encoder that computes no batches.
         part: folder in the bundle of the encoder of images or sounds.
         prefixes: groups of prompts that a service computes one after the other, each with the
             number of tokens that it takes from the prefix cache.

@@ -135,7 +135,7 @@ OF_LLAVA = Case(
     write=write_llava,
     family="llava",
     reference=by_llava,
-    features=frozenset({"generates", "drafts", "rewinds"}),
+    features=frozenset({"generates", "drafts", "exact", "rewinds"}),
     part="vision",
     inputs={
         "no image": "what is this",
@@ -268,7 +268,7 @@ _GEMMA: dict[str, Any] = {
     "family": "gemma3",
     "reference": by_gemma,
     "part": "vision",
-    "features": frozenset({"generates", "drafts", "rewinds"}),
+    "features": frozenset({"generates", "drafts", "exact", "rewinds"}),
     "inputs": {
         "first": [{"image": WIDE}, "what is this"],
         "last, after a line break": ["what is\n", {"image": TALL}],
@@ -377,6 +377,8 @@ def by_qwen(folder: Path, prompts: Sequence[Any]) -> list[Any]:
     return answers(folder, prompts, given)
 
 
+_WHITE = np.full((16, 48, 3), 255, np.uint8)
+
 _LONG, _BROAD, _SMALL = picture(61, 19), picture(17, 50), picture()
 
 _SEVERAL = [{"image": picture(40, 40, seed=seed)} for seed in range(4, 12)]
@@ -394,6 +396,8 @@ _QWEN: dict[str, Any] = {
             *({"image": _SMALL}, "say"),
         ],
         "an image twice": [{"image": _BROAD}, "and", {"image": _BROAD}],
+        "white and wide": [{"image": _WHITE}, "say"],
+        "as white, but tall": [{"image": _WHITE.swapaxes(0, 1)}, "say"],
     },
     "chat": message(["user:", {"image": _BROAD}, "say</s>A:"], _BROAD),
 }
@@ -402,7 +406,7 @@ QWEN_VL = Case(
     name="qwen3_vl",
     family="qwen3_vl",
     write=write_qwen,
-    features=frozenset({"generates", "drafts", "rewinds"}),
+    features=frozenset({"generates", "drafts", "exact", "rewinds"}),
     variants=(FP32, low_bit("int8"), low_bit("int4")),
     prefixes=(
         [
@@ -422,7 +426,7 @@ QWEN_RECURRENT = Case(
     name="qwen3_5",
     family="qwen3_5",
     write=partial(write_qwen, values=QWEN3_5_VL),
-    features=frozenset({"generates"}),
+    features=frozenset({"generates", "exact"}),
     **_QWEN,
 )
 

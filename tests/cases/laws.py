@@ -173,7 +173,8 @@ def a_stream_a_service_and_chunks_give_the_same(run: Run) -> None:
             tickets = [service.submit(each, **options, logprobs=2) for each in run.inputs]
             done = [ticket.completion() for ticket in tickets]
         assert [one.tokens for one in done] == [one.tokens for one in alone]
-        assert [one.logprobs for one in done] == [one.logprobs for one in alone]  # to the bit
+        if "exact" in run.case.features:  # to the bit
+            assert [one.logprobs for one in done] == [one.logprobs for one in alone]
 
 
 @law(lambda case, _: {"generates", "drafts"} <= case.features)
@@ -222,7 +223,8 @@ def a_prefix_cache_changes_nothing(run: Run) -> None:
             done = [service.submit(prompt, **options).completion() for prompt in prompts]
         assert [list(completion.tokens) for completion in done] == alone
         cached = [completion.timings.cached_tokens for completion in done]
-        assert cached == [count for _, count in group]
+        if run.variant.tolerance:  # products of integers need whole chunks
+            assert cached == [count for _, count in group]
 
 
 # --- proof ----------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def case(
         reference=lambda _folder, given: likeliest(made(), given),
         inputs={f"{len(ids)} tokens": [each % limit for each in ids] for ids in prompts},
         variants=variants or (FP32,),
-        **{"features": frozenset({"generates", "drafts", "rewinds"}), **fields},
+        **{"features": frozenset({"generates", "drafts", "exact", "rewinds"}), **fields},
     )
 
 
@@ -234,7 +234,11 @@ def with_distances() -> DecoderConfig:
     return replace(tiny_models.post_norm(), positions=AlibiPositions())
 
 
-_OWN: dict[str, Any] = {"vocabulary": kinds.VOCAB}
+_OWN: dict[str, Any] = {
+    "features": frozenset({"generates", "drafts"}),
+    "vocabulary": kinds.VOCAB,
+}
+"""Several nodes compute attention, whose sums depend on how many tokens there are."""
 
 DECODERS = (
     *TINY.values(),

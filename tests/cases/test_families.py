@@ -2,9 +2,9 @@ import pytest
 from tests.cases import Case, Variant
 from tests.cases.laws import Law, applicable
 from tests.cases.run import Run
-from tests.cases.texts import FAMILIES
+from tests.cases.texts import OTHERS
 
 
-@pytest.mark.parametrize(("case", "variant", "law"), applicable(FAMILIES))
+@pytest.mark.parametrize(("case", "variant", "law"), applicable(OTHERS))
 def test_law(case: Case, variant: Variant, law: Law, run: Run) -> None:
     law(run)

@@ -133,7 +133,7 @@ def _case(model_type: str, name: str | None = None, **keys: Any) -> Case:
         write=partial(write, model_type=model_type, **keys),
         reference=partial(by_transformers, model_type),
         part="vision",
-        features=frozenset({"generates"}),
+        features=frozenset({"generates", "exact"}),
         inputs={
             "wide": [{"image": WIDE}, "what is this"],
             "tall, at the end": ["what is ", {"image": TALL}],

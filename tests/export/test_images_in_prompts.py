@@ -24,7 +24,6 @@ from tests.cases.images import (
     write_gemma,
 )
 from tests.cases.run import Runs
-from tests.tiny.media import picture
 from transformers import Gemma3ForConditionalGeneration
 
 import ortolan
@@ -32,8 +31,7 @@ from ortolan.export.errors import LayoutError, OptionError
 from ortolan.export.layouts.genai import check_convertible
 from ortolan.export.options import ExportOptions
 from ortolan.runtime import BundleError, Decoder, InputError, Sampling, open_bundle, verify
-from ortolan.runtime.engine.pictures import Picture, run_around
-from ortolan.runtime.engine.pictures import runs as runs_of
+from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.shifts import Shift
 from ortolan.runtime.inputs.media import MediaPrompt
@@ -133,47 +131,6 @@ def test_logits_of_every_token_are_those_of_transformers(name: str, runs: Runs) 
 
 
 @pytest.mark.slow
-def test_vectors_see_those_after_them(gemma: Decoder) -> None:
-    """The same vectors as tokens of a causal prompt give other states."""
-    engine, image = gemma._engine, held(gemma, 6)
-
-    def states(ids: Sequence[int]) -> NDArray[Any]:
-        runner = Runner(engine, engine.slots())
-        runner.chunk(0, ids, positions=[0])
-        return np.asarray(runner.slots.snapshot().buffers[-1])
-
-    longer = states(image.ids)
-    assert not np.allclose(longer[:, :, :3], states(image.ids[:3]), atol=1e-3)
-
-
-SIZES = [(16, 16), (15, 17), (1, 40), (40, 1), (3, 3), (100, 33), (7, 64), (1, 1), (31, 31)]
-
-
-@pytest.mark.slow
-def test_pixels_are_those_of_transformers(runs: Runs) -> None:
-    run = runs(GEMMA_WHOLE)
-    processor = gemma_processor(run.checkpoint).image_processor
-    for size, mode in itertools.product(SIZES, ("L", "RGB", "RGBA")):  # what an array can be
-        image = Image.fromarray(picture(*size)).convert(mode)
-        theirs = processor(image, return_tensors="np")["pixel_values"][0]
-        np.testing.assert_allclose(run.model._encoder.pixels(np.asarray(image)), theirs, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_user_writes_no_special_token(runs: Runs) -> None:
-    run = runs(GEMMA_WHOLE)
-    content = [{"type": "image", "image": WIDE}, {"type": "text", "text": "say <start_of_image>"}]
-    messages = [{"role": "user", "content": content}]
-    (question,) = [run.model._chat.question(messages, {"sampling": Sampling()})]
-    assert isinstance(question.prompt, MediaPrompt)
-    ours = request_of(run.model, question.prompt).tokens
-    prompt = ["<start_of_turn>user\n", {"image": WIDE}, "say ", "<end_of_turn>\n"]
-    theirs = request_of(run.model, prompt).tokens
-    assert ours[: len(theirs) - 2] == theirs[:-2]
-    assert ours.count(run.model.tokenizer.encode("<start_of_image>")[-1]) == 1
-
-
-@pytest.mark.slow
 def test_an_odd_number_of_vectors_is_computed_from_its_start(gemma: Decoder) -> None:
     engine, image = gemma._engine, held(gemma, 15)
     ids = [9, *image.ids, 9]
@@ -199,14 +156,6 @@ def test_chunks_never_end_within_an_image(gemma: Decoder) -> None:
             runner.chunk(0, part, positions=[0])
         assert all(not before < start < before + 16 for start in starts)
         assert runner.slots.lengths[0] == len(ids)
-
-
-def test_runs_of_vectors_are_found() -> None:
-    first = 1 << 62
-    ids = [1, first, first + 1, 2, 3, first]
-    assert [(run.start, run.stop) for run in runs_of(ids)] == [(0, 1), (1, 3), (3, 5), (5, 6)]
-    found = [run_around(ids, place) for place in range(7)]
-    assert [(run.start, run.stop) for run in found if run.start < run.stop] == [(1, 3)]
 
 
 @pytest.mark.slow
@@ -255,16 +204,6 @@ def test_devices_and_attention_without_a_kernel_are_refused(
 def qwen(runs: Runs) -> Decoder:
     model: Decoder = runs(QWEN_VL).model
     return model
-
-
-@pytest.mark.slow
-def test_images_of_other_proportions_differ_even_with_the_same_values(qwen: Decoder) -> None:
-    white = np.full((16, 48, 3), 255, np.uint8)
-    images = (white, white.swapaxes(0, 1))
-    first, second = (request_of(qwen, [{"image": image}, "say"]) for image in images)
-    assert first.pictures[0].columns == 6
-    assert second.pictures[0].columns == 2
-    assert not {*first.pictures[0].ids} & {*second.prompt}
 
 
 @pytest.mark.slow

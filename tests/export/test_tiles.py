@@ -29,7 +29,7 @@ from ortolan.runtime import InputError, TokenizerError, load
 from ortolan.runtime.bundle.parts import ClosestShape, Oversized, Tiles
 from ortolan.runtime.bundle.sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.inputs.patches import fitted_size, read_whole
-from ortolan.runtime.inputs.tiles import closest, cut, cut_oversized
+from ortolan.runtime.inputs.tiles import closest, cut_oversized
 
 LEVEL = 1.001 / 255 / 0.5
 """A level of a byte, normalized: PyTorch's kernel rounds a few values otherwise than Pillow."""
@@ -89,15 +89,6 @@ def test_rows_and_columns_are_those_of_transformers(least: int, most: int, runs:
     for size in itertools.product(sides, sides):
         columns, rows = get_optimal_tiled_canvas(size, (source.height, source.width), least, most)
         assert closest(size, source, shape) == (rows, columns)
-
-
-@pytest.mark.slow
-def test_whole_tiles_fill_the_image(runs: Runs) -> None:
-    model = runs(case_of("smolvlm")).model
-    white = np.full((10, 32, 3), 255, np.uint8)
-    parts = cut(white, model._encoder.manifest.source, model.manifest.features.tiles)
-    assert (parts.rows, parts.columns, len(parts.pixels)) == (2, 4, 9)
-    np.testing.assert_allclose(parts.pixels, 1.0, atol=1e-6)
 
 
 @pytest.mark.slow
