@@ -141,6 +141,7 @@ class Case:
             `exact`: to the bit, beside other texts and in chunks of any size.
             `compared`: its numbers, with those of transformers.
             `encodes`: its services have the calls of the model.
+            `every role`: a weight of each is damaged, which takes long.
             `one by one`: an encoder that computes no batches.
         part: folder in the bundle of the encoder of images or sounds.
         prefixes: groups of prompts that a service computes one after the other, each with the

@@ -152,7 +152,7 @@ def _case(kind: str, name: str | None = None, **fields: Any) -> Case:
         write=partial(write, kind=kind, **options),
         call=seen,
         reference=partial(by_transformers, kind),
-        features=frozenset({"one by one"} if kind == "siglip2" else ()),
+        features=frozenset({"one by one"} if kind == "siglip2" else {"every role"}),
         part="text",
         inputs={
             "an image": PICTURES[0],
@@ -221,7 +221,7 @@ def by_padding(checkpoint: Path, images: Sequence[Any]) -> list[Any]:
 
 OF_PATCHES = Case(
     name="siglip2, any size",
-    features=frozenset({"one by one"}),
+    features=frozenset({"one by one", "every role"}),
     family="siglip2_vision_model",
     write=write_patches,
     call=lambda model, images: model.states(images),

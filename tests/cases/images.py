@@ -135,7 +135,7 @@ OF_LLAVA = Case(
     write=write_llava,
     family="llava",
     reference=by_llava,
-    features=frozenset({"generates", "drafts", "exact", "rewinds"}),
+    features=frozenset({"generates", "drafts", "exact", "rewinds", "every role"}),
     part="vision",
     inputs={
         "no image": "what is this",

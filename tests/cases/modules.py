@@ -19,17 +19,17 @@ from tests.tiny.numbers import random_ids
 from torch import nn
 
 from ortolan.export.options import ExportOptions
+from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import (
     AdditiveAttentionConfig,
-    AlibiPositions,
     BlockConfig,
     ClassifierHead,
-    DecoderConfig,
     EmbeddingHead,
     LanguageModelHead,
     LatentConfig,
     MemoryConfig,
     Mixer,
+    MixtureConfig,
     RecurrentConfig,
     RelativeBiasPositions,
     RotaryPositions,
@@ -96,7 +96,16 @@ def _tiny(name: str) -> Case:
     )
     context = tiny.options.get("max_context")
     make = partial(tiny_models.decoder, tiny.config(), tiny.dtype)
-    return case(name, make, variant, reference=lambda: tiny_models.reference(make(), context))
+    features = frozenset({"generates", "drafts", "exact", "rewinds"})
+    if name == "modern":
+        features |= {"every role"}
+    return case(
+        name,
+        make,
+        variant,
+        reference=lambda: tiny_models.reference(make(), context),
+        features=features,
+    )
 
 
 TINY = {name: _tiny(name) for name in tiny_models.CASES}
@@ -133,7 +142,11 @@ _REPLACED: dict[str, Any] = {
 }
 """States that are replaced at every step cannot go back."""
 
-HYBRID = case("every mixer", _hybrid(*_every_mixer()), **_REPLACED)
+HYBRID = case(
+    "every mixer",
+    _hybrid(*_every_mixer()),
+    **_REPLACED | {"features": frozenset({"generates", "every role"})},
+)
 
 CONVOLUTIONS = case("convolutions alone", _hybrid(*[_CONVOLUTION] * 3), **_REPLACED)
 
@@ -229,9 +242,15 @@ def attentive(*, one_by_one: bool) -> nn.Module:
     return Attentive(one_by_one=one_by_one).eval()
 
 
-def with_distances() -> DecoderConfig:
-    """Scores that fall with the distance of tokens."""
-    return replace(tiny_models.post_norm(), positions=AlibiPositions())
+@cache
+def mixture() -> DecoderModel:
+    """A layer whose tokens all go to four experts and a shared one."""
+    experts = MixtureConfig(
+        experts=4, per_token=4, intermediate_size=32, shared_size=32, shared_gate=True
+    )
+    config = tiny_models.llama(layers=1)
+    block = replace(config.blocks[0], feed_forward=experts)
+    return tiny_models.decoder(replace(config, blocks=(block,)))
 
 
 _OWN: dict[str, Any] = {
@@ -240,6 +259,9 @@ _OWN: dict[str, Any] = {
 }
 """Several nodes compute attention, whose sums depend on how many tokens there are."""
 
+_OF_EXPERTS: dict[str, Any] = {"features": frozenset()}
+"""Texts of a batch change each other's last bits, so no service is exact."""
+
 DECODERS = (
     *TINY.values(),
     HYBRID,
@@ -247,6 +269,7 @@ DECODERS = (
     PORTABLE_CONVOLUTION,
     *OF_RECURRENT.values(),
     *(case(name, make, SPLIT, **_OWN) for name, make in UNFUSED.items()),
+    case("a mixture of experts", mixture, QUICK, **_OF_EXPERTS),
     case("an own module", cache(unusual), features=frozenset({"generates"}), vocabulary=61),
     case("an own module with attention", partial(attentive, one_by_one=False), SPLIT, **_OWN),
     case("an own module token by token", partial(attentive, one_by_one=True), **_REPLACED),
@@ -277,6 +300,7 @@ OF_KINDS = {
     name: Case(
         name=f"kind {name}",
         write=partial(_made, name),
+        features=frozenset({"every role"}),
         variants=(QUICK if name in ("embedding", "seq2seq") else FP32,),
     )
     for name in CONFIGS

@@ -123,27 +123,39 @@ _MANY = [{"image": picture(40, size)} for size in range(20, 24)]
 """More than a block of the prefix cache."""
 
 
-def _case(model_type: str, name: str | None = None, **keys: Any) -> Case:
-    """A case; `keys` change the checkpoint, or are fields."""
-    given = ("variants", "edits", "refused", "prefixes")
-    fields = {key: keys.pop(key) for key in given if key in keys}
+INPUTS: dict[str, Any] = {
+    "wide": [{"image": WIDE}, "what is this"],
+    "two images": ["a ", {"image": WIDE}, " and ", {"image": SQUARE}, " say"],
+    "tall, at the end": ["what is ", {"image": TALL}],
+    "two in a row": [{"image": SQUARE}, {"image": TALL}, "say"],
+    "black and wide": [{"image": _BLACK}, "say"],
+    "as black, but tall": [{"image": _BLACK.swapaxes(0, 1)}, "say"],
+}
+
+
+def _case(model_type: str, **fields: Any) -> Case:
+    """The case of a model as it is published."""
     return Case(
-        name=name or model_type,
+        name=model_type,
         family=model_type,
-        write=partial(write, model_type=model_type, **keys),
+        write=partial(write, model_type=model_type),
         reference=partial(by_transformers, model_type),
         part="vision",
         features=frozenset({"generates", "exact"}),
-        inputs={
-            "wide": [{"image": WIDE}, "what is this"],
-            "tall, at the end": ["what is ", {"image": TALL}],
-            "two images": ["a ", {"image": WIDE}, " and ", {"image": SQUARE}, " say"],
-            "two in a row": [{"image": SQUARE}, {"image": TALL}, "say"],
-            "black and wide": [{"image": _BLACK}, "say"],
-            "as black, but tall": [{"image": _BLACK.swapaxes(0, 1)}, "say"],
-        },
+        inputs=INPUTS,
         chat=message(["user:", {"image": WIDE}, "say</s>A:"], WIDE),
         **fields,
+    )
+
+
+def _other(model_type: str, name: str, **changes: Any) -> Case:
+    """The case of a model with changes to its checkpoint, whose answers are compared."""
+    return Case(
+        name=f"{model_type}, {name}",
+        write=partial(write, model_type=model_type, **changes),
+        reference=partial(by_transformers, model_type),
+        part="vision",
+        inputs={name: INPUTS[name] for name in ("wide", "two images")},
     )
 
 
@@ -199,22 +211,14 @@ CASES = (
             "vectors": {"max_tiles": 64, "tile_size": 64},
         },
     ),
-    _case("smolvlm", "smolvlm, whole images", do_image_splitting=False),
-    _case("smolvlm", "smolvlm, one tile", size={"longest_edge": SIDE}),
-    _case("smolvlm", "smolvlm, bicubic", resample=3),
-    _case("internvl", "internvl, few tiles", min_patches=3, max_patches=8, resample=2),
-    _case("internvl", "internvl, tiles", crop_to_patches=True),
-    _case("internvl", "internvl, one tile", max_patches=1),
-    _case("internvl", "internvl, five tiles", max_patches=5),
-    _case(
-        "internvl",
-        "internvl, norms of queries",
-        tower={"use_qk_norm": True, "norm_type": "rms_norm"},
-    ),
-    _case(
-        "internvl",
-        "internvl, biases",
-        tower={"attention_bias": True, "use_mean_pooling": False},
-    ),
-    _case("lfm2_vl", "lfm2_vl, whole images", do_image_splitting=False, max_image_tokens=9),
+    _other("smolvlm", "whole images", do_image_splitting=False),
+    _other("smolvlm", "one tile", size={"longest_edge": SIDE}),
+    _other("smolvlm", "bicubic", resample=3),
+    _other("internvl", "few tiles", min_patches=3, max_patches=8, resample=2),
+    _other("internvl", "tiles", crop_to_patches=True),
+    _other("internvl", "one tile", max_patches=1),
+    _other("internvl", "five tiles", max_patches=5),
+    _other("internvl", "norms of queries", tower={"use_qk_norm": True, "norm_type": "rms_norm"}),
+    _other("internvl", "biases", tower={"attention_bias": True, "use_mean_pooling": False}),
+    _other("lfm2_vl", "whole images", do_image_splitting=False, max_image_tokens=9),
 )

@@ -1,15 +1,13 @@
 """Bundles of mixtures of experts."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from tests.export.tiny_models import llama
+from tests.cases.modules import mixture
 from tests.modeling.mxfp4_files import save_gpt_oss
 from torch import nn
 
@@ -25,23 +23,15 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
-from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.weights import ModuleWeights
 from ortolan.runtime import Bundle
-
-MIXTURE = MixtureConfig(
-    experts=4, per_token=4, intermediate_size=32, shared_size=32, shared_gate=True
-)
 
 EXPERTS = [f"blocks.0.feed_forward.experts.{name}" for name in ("gate_up", "down")]
 
 
 @pytest.fixture(scope="module")
 def model() -> DecoderModel:
-    torch.manual_seed(0)
-    config = llama(layers=1)
-    block = replace(config.blocks[0], feed_forward=MIXTURE)
-    return DecoderModel(replace(config, blocks=(block,))).eval()
+    return mixture()
 
 
 def operators(bundle: Bundle, role: str) -> list[str]:
@@ -66,16 +56,6 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
     assert {stored[name].method for name in EXPERTS} == {"hqq"}
     assert all(0.01 < stored[name].error < 0.1 for name in EXPERTS)
     assert not any("router" in name or "shared_gate" in name for name in stored)
-
-
-def test_a_float_bundle_of_experts_is_exact(model: DecoderModel, tmp_path: Path) -> None:
-    bundle = ortolan.export(model, tmp_path / "bundle")
-    assert "MoE" in operators(bundle, "decoder")
-    ids = np.arange(9)
-    with torch.inference_mode():
-        wanted = model(torch.from_numpy(ids)[None])[0].numpy()
-    got = ortolan.load(bundle.path, ortolan.Decoder).logits(ids.tolist())
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: Path) -> None:
