@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +91,20 @@ def test_a_saved_embedding_model_is_read_back(
     assert modes[1]["word_embedding_dimension"] == 32
 
 
-def pooled(states_TE: Tensor, mode: str) -> Tensor:
-    """Pool one text without padding, as sentence-transformers 6.2 defines the mode."""
-    count = len(states_TE)
-    match mode:
-        case "cls":
-            return states_TE[0]
-        case "lasttoken":
-            return states_TE[-1]
-        case "max":
-            return states_TE.max(0).values
-        case "mean":
-            return states_TE.sum(0) / count
-        case "mean_sqrt_len_tokens":
-            return states_TE.sum(0) / math.sqrt(count)
-        case _:
-            weights_T1 = torch.arange(1, count + 1)[:, None].float()
-            mean: Tensor = (states_TE * weights_T1).sum(0) / weights_T1.sum()
-            return mean
+def weighted_mean(states_TE: Tensor) -> Tensor:
+    weights_T = torch.arange(1.0, len(states_TE) + 1)
+    return weights_T @ states_TE / weights_T.sum()
 
+
+POOLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "cls": lambda states_TE: states_TE[0],
+    "lasttoken": lambda states_TE: states_TE[-1],
+    "max": lambda states_TE: states_TE.max(0).values,
+    "mean": lambda states_TE: states_TE.sum(0) / len(states_TE),
+    "mean_sqrt_len_tokens": lambda states_TE: states_TE.sum(0) / math.sqrt(len(states_TE)),
+    "weightedmean": weighted_mean,
+}
+"""Pooling of a text without padding, as sentence-transformers 6.2 defines the modes."""
 
 SWITCHES = {
     "cls": "pooling_mode_cls_token",
@@ -134,7 +130,7 @@ def test_every_mode_of_versions_2_to_6(version: int, modes: list[str], tmp_path:
         states = module.states(TEXTS.ids, TEXTS.lengths)
         rows = [row[:length] for row, length in zip(states, TEXTS.lengths.tolist(), strict=True)]
         alone = module(TEXTS.ids[:1, : TEXTS.lengths[0]])
-    expected = torch.stack([torch.cat([pooled(row, mode) for mode in modes]) for row in rows])
+    expected = torch.stack([torch.cat([POOLED[mode](row) for mode in modes]) for row in rows])
     assert_same_logits(embeddings(module), expected)
     assert_same_logits(alone, expected[:1])
 
@@ -170,7 +166,7 @@ def test_embeddings_are_pooled_states_of_transformers(name: str, tmp_path: Path)
     rows = []
     for ids, length in zip(TEXTS.ids, TEXTS.lengths.tolist(), strict=True):
         states = reference_output(body, input_ids=ids[None, :length])[0]
-        rows.append(functional.normalize(pooled(states, mode), dim=0))
+        rows.append(functional.normalize(POOLED[mode](states), dim=0))
     assert_same_logits(embeddings(load(tmp_path, EncoderModel)), torch.stack(rows))
 
 
