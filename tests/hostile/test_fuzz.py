@@ -18,12 +18,11 @@ from tests.hostile.mutants import mutant
 SEED = "7"
 
 CHILD = """
-import os, resource, signal, sys, time
+import os, sys, time
 import numpy as np
 from ortolan.errors import OrtolanError
 from tests.hostile import child
 
-child.ALARM_S = 1 if "sleep" in {body!r} else 60
 child.SLOW_S, child.HUNG_S, child.MEMORY_MB = 1, 2, 50
 
 def use(say):
@@ -63,15 +62,11 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
         ("pass", "loaded|body|False|"),
         ("raise OrtolanError('no')", "refused|body|False|OrtolanError: no"),
         ("raise KeyError('x')", "untyped|body|True|KeyError: 'x'"),
-        ("raise SystemExit", "untyped|body|True|SystemExit"),
         ("os.abort()", "died|body|True|SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGFPE)", "died|body|True|SIGFPE"),
         ("os._exit(0)", "died|body|True|exit"),
-        ("time.sleep(60)", "hung|body|True|SIGALRM"),
         ("until = time.process_time() + 1.2\n    while time.process_time() < until: pass", "slow"),
         ("while True: pass", "hung|body|True|SIGXCPU"),
         ("np.ones(12 << 20)", "memory|body|True|"),
-        ("bytes(7 << 30)", "untyped|body|True|MemoryError"),
     ],
 )
 def test_every_way_to_end_is_recognized(body: str, expected: str, tmp_path: Path) -> None:
