@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -102,6 +103,25 @@ def compare(model: Any, folder: Path) -> Comparison:
     else:
         error, equal = _seq2seq_error(model, engine), _translates_the_same(model, folder)
     return Comparison(kind=kind, error=error, tokens_equal=equal)
+
+
+def assert_alike(got: Any, wanted: Any, tolerance: float) -> None:
+    """Texts and tokens are equal, and numbers are within a part of the largest."""
+    if isinstance(wanted, dict):
+        assert list(got) == list(wanted)
+        got, wanted = list(got.values()), list(wanted.values())
+    if isinstance(wanted, float):
+        assert got == pytest.approx(wanted, rel=tolerance, abs=tolerance)
+    elif isinstance(wanted, np.ndarray):
+        assert got.shape == wanted.shape
+        bound = tolerance * float(np.abs(wanted).max())
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted)
+        for one, other in zip(got, wanted, strict=True):
+            assert_alike(one, other, tolerance)
+    else:
+        assert got == wanted
 
 
 def _error(got: Numbers, expected: Numbers) -> float:

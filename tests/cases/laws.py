@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.cases import NEW, Case, Variant
-from tests.cases.comparison import compare, loaded
+from tests.cases.comparison import assert_alike, compare, loaded
 from tests.cases.run import Run
 from tests.cli.conftest import run_here
 from tests.refusals import refusal
@@ -63,25 +63,6 @@ def applicable(cases: Iterable[Case]) -> list[Any]:
                     name = f"{case.name}-{variant.name}-{each.__name__}"
                     found.append(pytest.param(case, variant, each, id=name, marks=marks))
     return found
-
-
-def assert_alike(got: Any, wanted: Any, tolerance: float) -> None:
-    """Texts and tokens are equal, and numbers are within a part of the largest."""
-    if isinstance(wanted, dict):
-        assert list(got) == list(wanted)
-        got, wanted = list(got.values()), list(wanted.values())
-    if isinstance(wanted, float):
-        assert got == pytest.approx(wanted, rel=tolerance, abs=tolerance)
-    elif isinstance(wanted, np.ndarray):
-        assert got.shape == wanted.shape
-        bound = tolerance * float(np.abs(wanted).max())
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted)
-        for one, other in zip(got, wanted, strict=True):
-            assert_alike(one, other, tolerance)
-    else:
-        assert got == wanted
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tests.cases import (
     Variant,
     contrast,
     encoders,
+    grids,
     image_encoders,
     images,
     modules,
@@ -29,6 +30,7 @@ TESTS = Path(__file__).parents[1]
 CASES: tuple[Case, ...] = (
     *contrast.CASES,
     *encoders.CASES,
+    *grids.CASES,
     *image_encoders.CASES,
     *images.CASES,
     *modules.CASES,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from tests.cases.grids import QWEN_VL
 from tests.cases.images import (
     FIRST,
     GEMMA_WHOLE,
     OF_LLAVA,
-    QWEN_VL,
     TALL,
     VECTORS,
     WIDE,

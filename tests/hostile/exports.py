@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import quick_exports
-from tests.cases import contrast, images, tiles
+from tests.cases import contrast, grids, images, tiles
 from tests.cases.modules import HYBRID
 from tests.export import (
     models_of_kinds,
@@ -50,7 +50,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "exported-tiles": lambda folder: tiles.write(folder, "smolvlm"),
     "exported-oversized": lambda folder: tiles.write(folder, "lfm2_vl"),
     "exported-patches": lambda folder: contrast.write(folder, "siglip2"),
-    "exported-grids": images.write_qwen,
+    "exported-grids": grids.write_qwen,
     "exported-gazer": images.write_gemma,
     "exported-hearer": tiny_qwen3_asr.write,
     "exported-listener": tiny_whisper.write_whisper,
