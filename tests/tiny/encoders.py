@@ -10,14 +10,18 @@ PAD = 1
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 """For families whose default ids are beyond this vocabulary."""
 
-BERT: dict[str, Any] = {
-    "model_type": "bert",
-    "architectures": ["BertForMaskedLM"],
-    "vocab_size": VOCABULARY,
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
+}
+
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": VOCABULARY,
+    **SIZES,
     "max_position_embeddings": 96,
     "pad_token_id": PAD,
 }
@@ -37,10 +41,7 @@ DISTILBERT: dict[str, Any] = {
 VIT: dict[str, Any] = {
     "model_type": "vit",
     "architectures": ["ViTForImageClassification"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SIZES,
     "image_size": 8,
     "patch_size": 2,
     "num_channels": 3,
@@ -81,10 +82,7 @@ CLIP_VISION: dict[str, Any] = VIT | {
 
 _OF_TEXTS: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SIZES,
     "max_position_embeddings": 24,
     "bos_token_id": 0,
     "eos_token_id": 2,
@@ -257,10 +255,7 @@ SIGLIP_VISION: dict[str, Any] = _tower("siglip_vision_model", "gelu_pytorch_tanh
 
 _GRID = {
     "model_type": "siglip2_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SIZES,
     "num_channels": 3,
     "patch_size": 2,
     "num_patches": 16,
@@ -289,10 +284,7 @@ SIGLIP2_TEXT = SIGLIP_TEXT | {
 
 SIGLIP2_VISION = _GRID | {"architectures": ["Siglip2VisionModel"]}
 
-MARIAN: dict[str, Any] = {
-    "model_type": "marian",
-    "architectures": ["MarianMTModel"],
-    "vocab_size": VOCABULARY,
+TWO_SIDES: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 3,
@@ -300,6 +292,13 @@ MARIAN: dict[str, Any] = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 40,
+}
+
+MARIAN: dict[str, Any] = {
+    "model_type": "marian",
+    "architectures": ["MarianMTModel"],
+    "vocab_size": VOCABULARY,
+    **TWO_SIDES,
     "max_position_embeddings": 96,
     "activation_function": "relu",
     "scale_embedding": True,
@@ -330,13 +329,7 @@ WHISPER: dict[str, Any] = {
     "architectures": ["WhisperForConditionalGeneration"],
     "vocab_size": 99,
     "num_mel_bins": 8,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 40,
+    **TWO_SIDES,
     "max_source_positions": 10,
     "max_target_positions": 96,
     "pad_token_id": 1,
@@ -350,10 +343,7 @@ WAV2VEC2: dict[str, Any] = {
     "model_type": "wav2vec2",
     "architectures": ["Wav2Vec2ForCTC"],
     "vocab_size": 12,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SIZES,
     "conv_dim": [16, 16, 24],
     "conv_kernel": [5, 3, 2],
     "conv_stride": [4, 2, 2],
