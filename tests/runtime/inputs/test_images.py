@@ -98,6 +98,12 @@ def test_color_and_gray_are_converted() -> None:
         np.testing.assert_array_equal(read_pixels(image, SOURCE), expected)
 
 
+def test_16_bits_are_read_if_their_values_fit_into_8() -> None:
+    data = contents(Image.fromarray(np.full((6, 8), 255, np.uint16)))
+    white = np.full((6, 8, 3), 255, np.uint8)
+    np.testing.assert_array_equal(read_pixels(data, SOURCE), read_pixels(white, SOURCE))
+
+
 def test_transparency_is_dropped_and_palettes_become_colors() -> None:
     clear = picture(channels=4)
     expected = read_pixels(np.ascontiguousarray(clear[..., :3]), SOURCE)
