@@ -2,20 +2,21 @@
 
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 from huggingface_hub import ModelCard
+from tests.cases import Case
+from tests.cases.encoders import EMBEDDING, TAGS
+from tests.cases.image_encoders import VIT_LABELS
+from tests.cases.readers import ANSWERS, BLANKS
+from tests.cases.run import Runs
 from tests.cli.conftest import Run, run_here
-from tests.runtime import tiny_encoder
-from tests.runtime.tiny_encoder import OutputKind
 
 from ortolan.cli import cli
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inspect import card as cards
 from ortolan.runtime.inspect.card import model_card
 
@@ -71,24 +72,18 @@ def test_names_in_a_bundle_cannot_form_markdown(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "image", "task"),
+    ("case", "task"),
     [
-        ("labels", None, "text-classification"),
-        ("embedding", None, "feature-extraction"),
-        ("labels", tiny_encoder.IMAGE, "image-classification"),
+        (TAGS, "text-classification"),
+        (EMBEDDING, "feature-extraction"),
+        (VIT_LABELS, "image-classification"),
+        (BLANKS, "fill-mask"),
+        (ANSWERS, "question-answering"),
     ],
+    ids=lambda value: value.name if isinstance(value, Case) else value,
 )
-def test_the_task_of_an_encoder(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: OutputKind,
-    image: ImageSource | None,
-    task: str,
-) -> None:
-    not_measured = SimpleNamespace(measured=None)
-    monkeypatch.setattr("ortolan.runtime.inspect.card.read_certificate", lambda _: not_measured)
-    tiny_encoder.write_bundle(tmp_path / "encoder", kind=kind, image=image)
-    assert metadata(model_card([open_bundle(tmp_path / "encoder")]))["pipeline_tag"] == task
+def test_the_task_of_an_encoder(case: Case, task: str, runs: Runs) -> None:
+    assert metadata(model_card([open_bundle(runs(case).bundle)]))["pipeline_tag"] == task
 
 
 def test_every_kind_of_bundle_has_a_task() -> None:
