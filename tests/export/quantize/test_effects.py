@@ -85,6 +85,21 @@ def test_codes_come_back_as_they_were(
         assert torch.equal(stands_for[name].rows(name, 1, 3), value[1:3])
 
 
+def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = gaussian(101, 4)
+    read: list[int] = []
+    given_back: list[int] = []
+    monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", 3 * 4)
+    monkeypatch.setattr(rounding, "READ_CHUNKS", 2)
+    monkeypatch.setattr(rounding, "TRIM_READS", 5)
+    monkeypatch.setattr(rounding, "return_free_memory", lambda: given_back.append(len(read)))
+    for rows in rounding.row_chunks(MemoryWeights(weight=weight), "weight"):
+        torch.testing.assert_close(rows, weight[3 * len(read) : 3 * len(read) + 3])
+        read.append(len(rows))
+    assert read == [3] * 33 + [2]
+    assert given_back == [10, 20, 30]
+
+
 def test_loss_is_the_error_of_what_the_weight_computes() -> None:
     weight, x = gaussian(16, 64), correlated_inputs(400, 64)
     factor = gptq.factorize(x.T @ x, damping=1e-5)

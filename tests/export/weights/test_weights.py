@@ -18,12 +18,17 @@ import ortolan
 from ortolan.export import derived
 from ortolan.export.derived import DerivedWeights, Recipe, derive, recipes_of
 from ortolan.export.options import ExportOptions
+from ortolan.export.passes.quantize_weights import CODES, TABLE
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
+from ortolan.export.quantize import rtn
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.scheme import Scheme
 from ortolan.export.sizes import ALIGNMENT, initializer_sizes
 from ortolan.export.values import add_initializer, static_shape
 from ortolan.export.weights import blob as export_weights
-from ortolan.export.weights.blob import Blob, BlobWriter, write_rest
+from ortolan.export.weights.blob import Blob, BlobWriter, raw, write_rest
+from ortolan.export.weights.codes import write_codes
 from ortolan.modeling import read_config, save
 from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import Weights
@@ -201,6 +206,23 @@ def test_a_bundle_of_several_weight_files_computes_the_same(
     np.testing.assert_array_equal(got, want)
 
 
+def test_low_bit_weights_make_no_file_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme, rows = Scheme(bits=8, group=32), ramp(2, 32)
+    part = Part(rows=rows, codes=rtn.quantize(rows, scheme))
+    weight = QuantizedWeight(name="b", scheme=scheme, method="rtn", parts=iter([part]))
+    monkeypatch.setattr(export_weights, "FULL_BYTES", 2 * ALIGNMENT)
+    monkeypatch.setattr(export_weights, "MOST_BYTES", ALIGNMENT + 60)
+    sizes = {"a": 4, f"b{TABLE}": 64, "c": 4}
+    with BlobWriter(tmp_path, sizes=sizes, witness=Witness([])) as writer:
+        writer.add("a", [raw(ramp(1))])
+        write_codes(writer, [weight], dtype=torch.float32)
+        blob = writer.finish()
+    assert blob.placements["a"][0] == 0
+    assert blob.placements[f"b{TABLE}"] == blob.placements[f"b{CODES}"] == (1, 0, 64)
+
+
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
     tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
     blob = write_tensors(tmp_path, tensors)
@@ -232,6 +254,27 @@ def test_chunks_smaller_than_a_tensor_give_the_same_file(
         stored(tmp_path, chunked, "blocks.1.attention.qkv.weight", "f2"),
         module.blocks[1].get_parameter("attention.qkv.weight").detach().half().flatten(),
     )
+
+
+def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[tuple[str, int, int, str]] = []
+    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 100)
+    source = Watched(a=ramp(7, 10), b=ramp(3))
+    write_blob(
+        [graph({"a": (7, 10), "b": (3,)})],
+        source,
+        {},
+        tmp_path,
+        dtype=torch.float32,
+        progress=lambda *count: counts.append(count),
+    )
+    assert source.largest == 2 * 10
+    assert counts == [
+        *(("weights", done, 292, "a") for done in (80, 160, 240, 280)),
+        ("weights", 292, 292, "b"),
+    ]
 
 
 def test_tied_head_is_stored_once_and_read_by_both_ends(exported: Export) -> None:

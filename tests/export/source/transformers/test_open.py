@@ -144,6 +144,15 @@ def test_a_bundle_computes_what_transformers_computes(
     assert nodes.items() <= counts.items()
 
 
+def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
+    saved(tmp_path, "gemma3_text")
+    source = opened(tmp_path, via="transformers")
+    assert type(source.module).__name__ == "Gemma3ForCausalLM"
+    assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
+    config: Any = source.module.config
+    assert config._attn_implementation != "ortolan"
+
+
 def test_the_reference_reads_one_expert_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
