@@ -1,18 +1,24 @@
-"""Which keys of a config are read, which ignored, which accepted, and which an error."""
+"""Keys of configs: read, ignored, accepted or refused, in every family and with any value."""
 
+import contextlib
 from functools import partial
+from itertools import count, product
 from typing import Any
 
 import pytest
 import transformers
 from syrupy.assertion import SnapshotAssertion
 from tests.modeling.tiny_models import LLAMA
+from tests.nonsense import CONFIG_VALUES
 from tests.refusals import refusal
+from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 from tests.tiny.modern import NANOCHAT
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import FAMILIES
 from ortolan.modeling.families.inert_keys import INERT
 from ortolan.modeling.families.reader import ConfigReader
 
@@ -98,3 +104,50 @@ def test_logits_are_capped_by_default_as_in_transformers() -> None:
     values = {name: value for name, value in NANOCHAT.items() if name != "final_logit_softcapping"}
     config: Any = config_from_hf(values)
     assert config.final_softcap == transformers.NanoChatConfig().final_logit_softcapping
+
+
+# --- every family -------------------------------------------------------------------------------
+
+BROKEN = (
+    *(*CONFIG_VALUES, 1 << 40, 1e308, "x", "gelu", "default", [0], [[1], {}], {"alibi": True}),
+    *(["full_attention"] * 2, {"rope_type": "linear"}, {"rope_type": "yarn", "factor": 2.0}),
+)
+
+OLD_KEYS = (
+    *("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"),
+    *("n_embed", "seq_length", "head_dim", "sliding_window", "layer_types", "attn_config"),
+)
+"""Of configs that older versions of transformers wrote."""
+
+
+def test_every_family_has_a_tiny_config_and_nothing_else_does() -> None:
+    assert sorted(FAMILY_CONFIGS) == sorted(FAMILIES.keys() - OWN_FORMATS)
+    assert all(values["model_type"] == name for name, values in FAMILY_CONFIGS.items())
+
+
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_any_value_of_a_key_is_read_or_refused(name: str) -> None:
+    values = FAMILY_CONFIGS[name]
+    rest = {key: value for key, value in values.items() if key != "model_type"}
+    others = {*AutoConfig.for_model(name, **rest).to_dict(), *OLD_KEYS} - values.keys()
+    for number, key in zip(count(), sorted(others)):
+        # Some of the values, others for each key.
+        for broken in BROKEN[number % 5 :: 5]:
+            with contextlib.suppress(ConfigError):
+                config_from_hf(values | {key: broken}, ModelConfig)
+    for key, broken in product(values, BROKEN):
+        with contextlib.suppress(ConfigError):
+            config_from_hf(values | {key: broken, "model_type": name}, ModelConfig)
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn", "longrope"])
+def test_any_value_of_a_scaling_is_read_or_refused(kind: str) -> None:
+    rope = {
+        **{"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        **{"short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    }
+    for key, broken in product([*rope, "truncate", "beta_fast", "rope_theta"], BROKEN):
+        with contextlib.suppress(ConfigError):
+            scaling = rope | {key: broken}
+            config_from_hf(FAMILY_CONFIGS["llama"] | {"rope_scaling": scaling}, ModelConfig)
