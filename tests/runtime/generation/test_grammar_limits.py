@@ -17,6 +17,7 @@ from ortolan.runtime.errors import GrammarError
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler
 
 LONGEST_S = 5.0
+"""Of the processor, since the machine may be busy with others."""
 
 
 def strings(*patterns: str) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def test_a_hostile_grammar_soon_ends_in_text_or_an_error(name: str) -> None:
         tokens = Tokens()
 
     manifest: Any = Stub
-    begun_at = time.monotonic()
+    begun_at = time.process_time()
     with suppress(GrammarError):
         matcher = GrammarCompiler(manifest, tokenizer).matcher(HOSTILE[name]())
         random = np.random.default_rng(0)
@@ -154,4 +155,4 @@ def test_a_hostile_grammar_soon_ends_in_text_or_an_error(name: str) -> None:
             logits_V = np.zeros(tokenizer.vocab_size, np.float32)
             matcher.rule_out(logits_V, [])
             matcher.accept(int(random.choice(np.flatnonzero(logits_V == 0))))
-    assert time.monotonic() - begun_at < LONGEST_S
+    assert time.process_time() - begun_at < LONGEST_S
