@@ -8,13 +8,7 @@ from torch import Tensor
 
 from ortolan.modeling import DecoderModel, EncoderDecoderModel
 from ortolan.modeling.config import DecoderConfig
-from ortolan.modeling.layers.cache import (
-    CrossCache,
-    LayerCache,
-    Memory,
-    StepLengths,
-    empty_cache,
-)
+from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory, StepLengths, empty_cache
 
 
 def after(*lengths: int) -> StepLengths:

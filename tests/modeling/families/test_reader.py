@@ -81,9 +81,7 @@ def test_the_refusal_lists_what_is_unknown_and_what_was_understood(
     assert refusal(reader.finish) == snapshot
 
 
-def test_accepted_keys_are_listed_and_the_others_still_refused(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_accepted_keys_are_listed_and_the_others_still_refused(snapshot: SnapshotAssertion) -> None:
     config: dict[str, Any] = LLAMA | {"strange": 1, "rope_scaling": {"type": "default", "odd": 2}}
     accepted = config_from_hf(config, accept_unknown=["strange", "rope_scaling.odd"])
     assert accepted == config_from_hf(LLAMA)
