@@ -132,9 +132,8 @@ class ChatTemplate:
         if variables is not None and not isinstance(variables, Mapping):
             raise ChatError(f"variables: expected a mapping, got {shown(variables)}.")
         extra = {} if variables is None else plain(variables, "variables")
-        for name in extra:
-            if name in {*data, "add_generation_prompt"}:
-                raise ChatError(f"variables cannot contain {name}. Leave it out.")
+        for name in extra.keys() & {*data, "add_generation_prompt"}:
+            raise ChatError(f"variables cannot contain {name}. Leave it out.")
         tag, continues = "", ""
         if checked_flag("continue_final_message", continue_final_message):
             add_generation_prompt = False

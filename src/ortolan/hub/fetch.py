@@ -32,8 +32,10 @@ __all__ = [
 MAX_DESCRIBING_BYTES = 512 << 20
 """Bytes of configs, tokenizers and templates together; far more than any checkpoint has."""
 
-_SNAPSHOT = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SNAPSHOT = re.compile(
+    r"(?<![^/])models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?![^/])", re.ASCII
+)
+"""Owner, name and commit of a folder in the cache of the Hub."""
 
 
 def kind_of(listing: Listing) -> Literal["bundle", "checkpoint"]:
@@ -131,8 +133,5 @@ def files_of_bundle(listing: Listing, folder: str) -> list[str]:
 
 def origin_of(path: Path) -> str | None:
     """`org/name@commit` of a folder or file in the cache of the Hub; `None` elsewhere."""
-    for folder in (path, *path.parents):
-        match = _SNAPSHOT.fullmatch(folder.parent.parent.name)
-        if match and folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):
-            return f"{match['owner']}/{match['name']}@{folder.name}"
-    return None
+    match = _SNAPSHOT.search(path.as_posix())
+    return None if match is None else "{}/{}@{}".format(*match.groups())

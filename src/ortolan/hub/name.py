@@ -64,10 +64,7 @@ def name_of(source: object, revision: str | None = None) -> Name | None:
     if revision is None:
         return name
     if not isinstance(revision, str):
-        raise HubError(
-            "revision must be a branch, a tag or a commit (got a value of type "
-            f"{type(revision).__name__})."
-        )
+        raise HubError(f"revision must be text (got {type(revision).__name__}).")
     if name is None:
         raise HubError(f"revision {revision} is for a name on the Hub, but {source} is a path.")
     if name.revision not in (None, revision):
