@@ -81,8 +81,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             home = tmp_path_factory.mktemp("clients")
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
             pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
-            # The programs import a small part of what is installed.
-            options = ["--quiet", "--no-compile", "-r", str(CLIENTS / requirements)]
+            # The files name every package, and the programs import a small part of them.
+            options = ["--quiet", "--no-deps", "--no-compile", "-r", str(CLIENTS / requirements)]
             started[requirements] = home, subprocess.Popen([*pip, *options])
 
     def installed(program: str) -> Path:
