@@ -1,6 +1,8 @@
 """Prefixes that services keep, in memory and in files: results stay bit-identical."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,34 @@ def test_a_block_that_is_not_written_is_written_when_next_used(
         patched.setattr(prefix_files, "PENDING_BYTES", 1)
         assert files() == 0
     assert files() == 1
+
+
+PROGRAM = """
+import sys
+from ortolan.runtime import load
+model, folder, limit = load(sys.argv[1], threads=1), sys.argv[2], int(sys.argv[3])
+for start in range(9):
+    limits = {"cache_bytes": 0, "cache_folder": folder, "cache_folder_bytes": limit}
+    with model.serve(slots=2, **limits) as service:
+        for number in range(start, start + 6):
+            prompt = [*[number % 9] * 128, 1, 2]
+            service.submit(prompt, max_new_tokens=1).completion()
+"""
+
+
+def test_two_processes_at_once_read_no_damaged_file_and_stay_near_the_limit(
+    models: Models, tmp_path: Path
+) -> None:
+    served(models["fp32"], [blocks(0)], cache_folder=tmp_path)
+    (size,) = (path.stat().st_size for path in tmp_path.iterdir())
+    arguments = [f"{models['fp32'].bundle.path}", f"{tmp_path}", f"{4 * size}"]
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, b"")
+    served(models["fp32"], [blocks(1)], cache_folder=tmp_path, cache_folder_bytes=4 * size)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * size
 
 
 def test_a_folder_that_cannot_be_created_is_refused(
