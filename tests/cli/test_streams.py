@@ -52,6 +52,7 @@ def test_control_characters_of_an_error_are_escaped() -> None:
 
 
 def test_value_in_a_table_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([])  # such as the entities of a text that names none
     print_table([("label", "cat\ndevice   PASS"), ("dog\ndevice", "PASS")])
     assert len(capsys.readouterr().out.splitlines()) == 2
 
