@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.conftest import Models
 from tests.runtime.engine.test_state_file import DAMAGES
-from tests.runtime.serving.served import KINDS, outcome
+from tests.runtime.serving.served import KINDS, outcome, wait_until
 from tests.runtime.tiny_decoder import CONTEXT, write_bundle
 from tests.tiny.numbers import random_ids
 
@@ -200,9 +200,10 @@ def test_other_files_stay_and_leftovers_of_killed_processes_go(
     assert block.exists()
     assert (tmp_path / "notes.block").exists()
     assert not leftover.exists()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_block_that_is_not_written_is_written_when_next_used(
+def test_a_block_that_is_missing_or_was_not_written_is_written_when_next_used(
     models: Models,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,18 +212,27 @@ def test_a_block_that_is_not_written_is_written_when_next_used(
     def fail(*_: object) -> None:
         raise OSError("no space left")
 
-    def files() -> int:
-        served(models["fp32"], [blocks(0)], cache_folder=tmp_path)
-        return len(list(tmp_path.iterdir()))
+    def files() -> list[Path]:
+        return list(tmp_path.glob("*.block"))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        assert files() == 0
-    assert "was not written: no space left" in caplog.text
-    with monkeypatch.context() as patched:
-        patched.setattr(prefix_files, "PENDING_BYTES", 1)
-        assert files() == 0
-    assert files() == 1
+    with models["fp32"].serve(slots=2, cache_bytes=0, cache_folder=tmp_path) as service:
+
+        def use() -> None:
+            service.submit(blocks(0), max_new_tokens=1).completion()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", fail)
+            use()
+            wait_until(lambda: "was not written: no space left" in caplog.text)
+        with monkeypatch.context() as patched:
+            patched.setattr(prefix_files, "PENDING_BYTES", 1)
+            use()
+        assert not files()
+        use()
+        wait_until(lambda: len(files()) == 1)
+        files()[0].unlink()
+        use()
+    assert len(files()) == 1
 
 
 PROGRAM = """
