@@ -32,9 +32,6 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
     Args:
         target: folder of the bundle.
         force: replace an existing bundle.
-
-    Raises:
-        OutputError: the target is taken, locked by another export, or not writable.
     """
     try:
         place = place_of(target)

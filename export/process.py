@@ -17,9 +17,6 @@ def run_python(*arguments: str, on_line: Callable[[str], None]) -> None:
     Args:
         arguments: of its command line.
         on_line: called with each line it prints. An exception from here ends the process.
-
-    Raises:
-        ProcessError: it failed.
     """
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with python_process(*arguments, stderr=errors) as process:

@@ -20,9 +20,6 @@ class Scheme:
         group: inputs that share a scale.
         symmetric: every zero point is `middle`, so none is stored.
         minimums: each group has an offset; only codes copied from a checkpoint have some.
-
-    Raises:
-        OptionError: no kernel has this width or group size.
     """
 
     bits: Literal[4, 8]

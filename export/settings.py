@@ -292,11 +292,7 @@ def resolve(
     takes_one: bool = False,
     sees_both_ways: bool = False,
 ) -> Plan:
-    """Fill in defaults and reject contradictions; see `Plan` for the arguments.
-
-    Raises:
-        OptionError: options that cannot be honored.
-    """
+    """Fill in defaults and reject contradictions; see `Plan` for the arguments."""
     weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
     auto = weights if isinstance(weights, Auto) else None
     if isinstance(weights, Auto):

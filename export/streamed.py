@@ -92,9 +92,6 @@ def run(
     Yields:
         Every product that inputs wait at, and the result of each input. An input continues when
         the next event is requested.
-
-    Raises:
-        Exception: raised by a call.
     """
     sources = [Replaced(weights, other) if other else weights for other in instead]
     sources = sources or [weights] * len(calls)

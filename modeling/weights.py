@@ -379,9 +379,6 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
         table: table of the family.
         ours: name of the weight.
         parts: rows of each projection in it.
-
-    Raises:
-        WeightError: the family's format cannot store this weight.
     """
     template, layer = name_template(ours)
     places = [

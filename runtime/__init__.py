@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     )
     from ortolan.runtime.generation.drafts import DraftModel, MtpHead, PromptLookup
     from ortolan.runtime.generation.grammar import Grammar
-    from ortolan.runtime.generation.sampling import Sampling
+    from ortolan.runtime.generation.sampling_options import Sampling
     from ortolan.runtime.generation.session import Session
     from ortolan.runtime.generation.text_stream import TextStream
     from ortolan.runtime.inputs.tokenizer import Tokenizer

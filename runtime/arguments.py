@@ -15,16 +15,6 @@ import numpy as np
 
 from ortolan.runtime.errors import InputError, shown
 
-__all__ = [
-    "checked_count",
-    "checked_flag",
-    "checked_integer",
-    "checked_number",
-    "checked_path",
-    "checked_seconds",
-    "refuse_unknown",
-]
-
 _MOST = 2**63 - 1
 """Largest count of tokens, slots or bytes: a signed 64-bit integer."""
 
@@ -83,11 +73,7 @@ def checked_path(name: str, value: Any) -> Path:
 
 
 def refuse_unknown(what: str, names: Iterable[str], allowed: Collection[str]) -> None:
-    """Reject names of keyword arguments that do not exist.
-
-    Raises:
-        InputError: a name is not one of `allowed`.
-    """
+    """Reject names of keyword arguments that do not exist."""
     for name in names:
         if name not in allowed:
             close = get_close_matches(name, allowed, n=1)

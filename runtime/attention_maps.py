@@ -23,8 +23,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq
 
-__all__ = ["AttentionMaps", "attention_maps"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMaps:
@@ -69,14 +67,6 @@ def attention_maps(
         text: a text, token ids, an image or a sound.
         target: output of an encoder-decoder, as text or as ids with EOS; greedy by default.
         threads: as for `ortolan.load`.
-
-    Raises:
-        BundleError: the bundle is missing or damaged.
-        ContextLengthError: text or target is too long.
-        InputError: the bundle has no maps, `target` has no source, or the text is empty.
-        MissingExtraError: a package is not installed.
-        NumericError: the maps are not finite.
-        TokenizerError: text for a bundle without a tokenizer.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     manifest = opened.manifest

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.encoder import Encoder
 
-__all__ = ["Decoder", "Prompt"]
-
 MAX_PROMPTS = 256
 """Maximum number of prompts per call; each needs a slot."""
 

@@ -30,8 +30,6 @@ from ortolan.runtime.serving.encoder_service import EncoderServeOptions, Encoder
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
 from ortolan.runtime.transcription.transcript import Transcript
 
-__all__ = ["Encoder"]
-
 R = TypeVar("R")
 
 LABEL_SETS = 16

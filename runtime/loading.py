@@ -31,8 +31,6 @@ from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.verification.first_load import first_load
 
-__all__ = ["LoadOptions", "load"]
-
 _MODELS: dict[str, type[Model]] = {model.kind: model for model in (Decoder, Encoder, Seq2Seq)}
 
 M = TypeVar("M", bound=Model)

@@ -7,8 +7,6 @@ from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
 
-__all__ = ["Model"]
-
 
 class Model:
     """A loaded bundle. Threads may share it.

@@ -11,7 +11,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import InputError, ManifestError
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.beam_sequence import BeamSequence
@@ -30,8 +30,6 @@ from ortolan.runtime.model import Model
 from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
 from ortolan.runtime.transcription.transcript import Segment, Transcript
-
-__all__ = ["MAX_SOURCES", "Seq2Seq"]
 
 MAX_SOURCES = 4096
 """Maximum number of sources per call."""

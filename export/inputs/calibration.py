@@ -114,10 +114,6 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
         path: the file.
         model: to be exported.
         is_learned_from: whether anything is calibrated; if not, all of the file is held out.
-
-    Raises:
-        OptionError: the file is missing or malformed, the model has no tokenizer to read it with,
-            or its kind takes no calibration file.
     """
     suffix = _suffix(model)
     if suffix is None:
@@ -153,9 +149,6 @@ def cut_inputs(
         model: has a tokenizer unless it takes images.
         count: maximum number of texts, images, or groups of `PAIRS` pairs.
         length: maximum tokens of a text.
-
-    Raises:
-        OptionError: there is too little data.
     """
     return replace(_cut_inputs(data, model, count, length), origin=Path(data.origin).name)
 
@@ -259,11 +252,7 @@ def _check_count(path: Path, noun: str, count: int) -> None:
 
 
 def _read_text(path: Path) -> str:
-    """Read a UTF-8 text.
-
-    Raises:
-        OptionError: the file is missing, empty or not UTF-8.
-    """
+    """Read a UTF-8 text."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -70,9 +70,6 @@ def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
         model: to be exported.
         write: lets a draft bundle write; not called for an encoder-only model.
         count: texts of 256 tokens, images, or groups of eight pairs.
-
-    Raises:
-        ExportError: the model writes nothing.
     """
     random = np.random.default_rng(SEED)
     if not model.sides.has_decoder:

@@ -77,11 +77,7 @@ def pair_inputs(
 
 
 def image_inputs(model: Exportable, images: Iterable[NDArray[np.uint8]]) -> Inputs:
-    """Images `(H, W, C)`, as bytes, for an encoder-only model.
-
-    Raises:
-        TypeError: the model takes no images.
-    """
+    """Images `(H, W, C)`, as bytes, for an encoder-only model."""
     if not isinstance(model.takes, ImageSource | PatchSource):
         raise TypeError("expected a model that takes images")
     source = model.takes

@@ -62,9 +62,6 @@ def write(
 
     Returns:
         Ids of each text, from its beginning or start token on; empty if its logits were not finite.
-
-    Raises:
-        ExportError: the bundle does not run.
     """
     folder = bundle.parent
     np.savez(folder / _BEGINNINGS, *beginnings)
@@ -91,11 +88,7 @@ def let_write(
     length: int,
     progress: Progress,
 ) -> list[NDArray[np.int64]]:
-    """Like `write`, in this process.
-
-    Raises:
-        OrtolanError: the bundle does not run.
-    """
+    """Like `write`, in this process."""
     if open_bundle(bundle, trust=True).manifest.model_kind.has_encoder:
         texts = list(_answers(bundle, beginnings, length, progress))
     else:

@@ -24,9 +24,6 @@ def compare(bundle: Bundle, graph: bytes) -> None:
     """Check that a graph with an attention mask computes the logits of the bundle's decoder.
 
     Both compute a padded batch of two prompts and one more step.
-
-    Raises:
-        LayoutError: a logit differs.
     """
     manifest, threads = bundle.manifest, chosen_threads(None, bundle.manifest)
     longest, shortest = (min(length, manifest.context_length - 1) for length in LENGTHS)

@@ -59,10 +59,6 @@ def through_bundle(
         device: of the export.
         options: of the export.
         force: as for `convert`.
-
-    Raises:
-        LayoutError: as for `convert`; at once if an option rules the layout out.
-        OutputError: as for `convert`, at once.
     """
     _check_options(device, options)
     target = files.followed(Path(out).absolute())
@@ -84,11 +80,6 @@ def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
 
     Returns:
         The new folder.
-
-    Raises:
-        LayoutError: onnxruntime-genai cannot run this bundle, or the new graph computes other
-            logits.
-        OutputError: the target is taken or not writable.
     """
     check_convertible(bundle)
     target = files.followed(Path(out).absolute())
@@ -106,11 +97,7 @@ def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
 
 
 def write_folder(bundle: Bundle, folder: Path) -> None:
-    """Write all files to an empty folder, and compare the graph with the bundle's.
-
-    Raises:
-        LayoutError: as for `convert`.
-    """
+    """Write all files to an empty folder, and compare the graph with the bundle's."""
     for name in bundle.manifest.weights:
         files.copy(bundle.file(name), folder / name)
     present = {file.name for file in bundle.manifest.files}
@@ -135,11 +122,7 @@ def with_mask(graph: bytes) -> bytes:
 
 
 def check_convertible(bundle: Bundle) -> None:
-    """Reject a bundle that onnxruntime-genai cannot run, or would run differently.
-
-    Raises:
-        LayoutError: it is such a bundle.
-    """
+    """Reject a bundle that onnxruntime-genai cannot run, or would run differently."""
     manifest = bundle.manifest
     if manifest.features is not None:
         raise _rejected("a decoder of text", "one that reads images", "It has no such layout.")

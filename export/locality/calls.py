@@ -44,9 +44,6 @@ def check_calls(live: nn.Module, *, vocab_size: int, context: int) -> bool:
 
     Returns:
         Whether its logits depend on random numbers.
-
-    Raises:
-        ConfigError: it remembers earlier calls, or changes its ids.
     """
     size = sum(parameter.numel() for parameter in live.parameters())
     tokens = min(context, TOKENS)
@@ -84,11 +81,7 @@ def own_copy(live: nn.Module) -> nn.Module:
 
 
 def called(module: nn.Module, ids: Tensor, *, seed: int = 0, state: State | None = None) -> Tensor:
-    """The logits of ids.
-
-    Raises:
-        ConfigError: the module raises, or changes the ids.
-    """
+    """The logits of ids."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -175,11 +168,7 @@ class _Watch:
         return found
 
     def check(self, before: Mapping[tuple[int, str], object]) -> None:
-        """Refuse attributes that were read and have changed since.
-
-        Raises:
-            ConfigError: there are some.
-        """
+        """Refuse attributes that were read and have changed since."""
         is_read, self._is_read = self._is_read or {}, None
         after = self.contents()
         for owner, name in dict.fromkeys([*before, *after]):
@@ -203,11 +192,7 @@ class _Watch:
         return is_first
 
     def refuse_state(self, part: nn.Module, name: str) -> None:
-        """Refuse a state of an earlier call.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse a state of an earlier call."""
         raise ConfigError(
             f"{self._name}: forward reads the state of an earlier call from "
             f"{self._path(id(part), name)}. Every call has its own: pass on the argument `state`, "

@@ -63,9 +63,6 @@ def check_locality(
 
     Returns:
         Whether it joins tokens with a recalled state, which only the probes can confirm.
-
-    Raises:
-        ConfigError: it does; or torch cannot trace it.
     """
     name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -72,9 +72,6 @@ def check_perturbed(
         vocab_size: number of ids.
         context: tokens that have to fit.
         joins: whether it joins tokens with what it recalled, so that only rows can be checked.
-
-    Raises:
-        ConfigError: one notices others.
     """
     size = sum(parameter.numel() for parameter in live.parameters())
     tokens = min(context, WORK // max(size, 1), NUMBERS // vocab_size)

@@ -41,9 +41,6 @@ def check_steps(live: nn.Module, carried: Carried, *, vocab_size: int, context: 
         carried: its states.
         vocab_size: number of ids.
         context: tokens that have to fit.
-
-    Raises:
-        ConfigError: it does; the message says which token, row or state.
     """
     size = sum(parameter.numel() for parameter in live.parameters())
     tokens = min(context, TOKENS)

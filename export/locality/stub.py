@@ -18,7 +18,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from ortolan.export.trace.lines import Annotated
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.ops import Heads, Rotary
+from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.ops import Heads
 from ortolan.modeling.state import State
 
 PAST = 5
@@ -170,9 +171,6 @@ def cut_graph(module: nn.Module, *, tokens: int | None) -> ExportedProgram:
     Args:
         module: with a `forward(ids, state)`.
         tokens: number of new tokens, if it is fixed.
-
-    Raises:
-        Exception: torch cannot trace it.
     """
     axes = {0: Dim.DYNAMIC} | ({} if tokens else {1: Dim.DYNAMIC})
     ids = torch.zeros(3, tokens or 4, dtype=torch.int64)

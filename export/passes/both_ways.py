@@ -24,9 +24,6 @@ class BothWays(ir.passes.InPlacePass):
     Case 1: without a window: `causal=0`.
     Case 2: with a window W: also the bias `(1, 1, S, T)` of 0, or -inf where the token lies W or
         more before the query, which is at place `T - S + s`.
-
-    Raises:
-        OptionError: a layer has another kind of attention, or a bias already.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

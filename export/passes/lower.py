@@ -46,10 +46,6 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         graphs: by role.
         plan: of the export.
         schemes: of the low-bit weights.
-
-    Raises:
-        OptionError: experts in portable graphs or for WebGPU, no products for
-            `prefill_precision`, or attention that cannot see both ways.
     """
     models = list(graphs.values())
     _refuse_experts(models, plan)

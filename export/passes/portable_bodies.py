@@ -289,11 +289,7 @@ def body(name: str) -> FunctionProto:
 
 
 def attach_bodies(model: ModelProto) -> None:
-    """Give every custom node of a finished graph its body, in place.
-
-    Raises:
-        ExportError: there is no body for a node, or nodes of one operator need different bodies.
-    """
+    """Give every custom node of a finished graph its body, in place."""
     nodes = [node for node in model.graph.node if node.domain == "com.microsoft"]
     names = sorted({_body_name(node) for node in nodes})
     missing = sorted(set(names) - BODIES.keys())

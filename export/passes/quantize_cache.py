@@ -43,9 +43,6 @@ class QuantizeCache(ir.passes.InPlacePass):
     """Store the states that grow as codes, and give their attention nodes scales `(K, 1, D)`.
 
     The scales are initializers without data, named by `scale_name`.
-
-    Raises:
-        OptionError: a node other than fused attention reads such a state.
     """
 
     def __init__(self, states: Iterable[State]) -> None:

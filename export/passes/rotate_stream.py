@@ -161,11 +161,7 @@ def _before(value: ir.Value, stream: _Stream, names: Container[str]) -> list[ir.
 
 
 def _after(node: ir.Node, place: int, stream: _Stream) -> list[ir.Value | None]:
-    """The values of the stream that a node computes from one.
-
-    Raises:
-        _NotOneStreamError: it computes anything else.
-    """
+    """The values of the stream that a node computes from one."""
     operator = node.op_type
     if operator in _THROUGH and _THROUGH[operator](node, node.outputs[-1]):
         if operator in _GAIN_AT:

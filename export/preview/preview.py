@@ -96,12 +96,7 @@ def preview(
     via: Via | None = None,
     progress: Progress | None = None,
 ) -> Preview:
-    """Inspect a checkpoint without reading its weights; see `ortolan.export` for the arguments.
-
-    Raises:
-        OptionError: the source is a live model.
-        OrtolanError: an export would fail to open this source.
-    """
+    """Inspect a checkpoint without reading its weights; see `ortolan.export` for the arguments."""
     if isinstance(source, nn.Module):
         raise OptionError("A preview needs a checkpoint, not a live model. Export the model.")
     checkpoint = open_checkpoint(located(source, revision=revision, via=via, progress=progress))

@@ -88,9 +88,6 @@ def thresholds(
         allow_poor: no limit for rounded weights, except `max_kl`.
         cache: an int8 cache has the limits of int8 weights.
         device: that the graphs are made for.
-
-    Raises:
-        OptionError: `max_kl` is set for a model without logits.
     """
     is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
     sums_in_halves = device == "webgpu" and precision == "fp16"
@@ -117,11 +114,7 @@ def certify(
     text: str = "random ids",
     progress: Progress = silent,
 ) -> Certificate:
-    """Compute the reference of a model of any kind.
-
-    Raises:
-        ExportError: the outputs of PyTorch are not finite.
-    """
+    """Compute the reference of a model of any kind."""
     reference = join(_run(model, probes, progress))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(

@@ -21,9 +21,6 @@ def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
 
     Nothing is checked for the CPU, where the export runs the graphs anyway, nor for WebGPU, whose
     kernels the runtime asks onnxruntime for at load.
-
-    Raises:
-        PlacementError: lists the nodes without a kernel.
     """
     if plan.device == "cpu" or plan.is_for_webgpu:
         return

@@ -206,9 +206,6 @@ def make_probes(
         data: calibration data.
         proof: how many.
         windows: add a text longer than the windows of the states.
-
-    Raises:
-        OptionError: there is too little data.
     """
     if model.sides.reads_source:
         return _pair_probes(model, data, LENGTHS[proof])

@@ -36,9 +36,6 @@ def replay(folder: Path, progress: Progress = silent, *, adapter: Path | None = 
         folder: of the bundle.
         progress: of the step `verify`.
         adapter: replay the certificate of this adapter instead, with the adapter.
-
-    Raises:
-        ExportError: the bundle does not run.
     """
     printed: list[str] = []
 

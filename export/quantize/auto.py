@@ -101,10 +101,6 @@ def choose(
         judging: other inputs, which judge the bundle.
         folder: for temporary files.
         progress: called in every step.
-
-    Raises:
-        OptionError: the target size is too small for any choice.
-        ParityError: the divergence limit is too low for any choice.
     """
     auto, quantization = plan.auto, plan.quantization
     if auto is None or quantization is None:
@@ -143,9 +139,6 @@ def _within(
 
     Sums of effects are off by up to a factor of three, so their limit is searched: scaled by what
     the last choice measured, or bisected between one choice below the limit and one above it.
-
-    Raises:
-        ParityError: no choice is within the limit.
     """
     measured: dict[tuple[int, ...], float] = {}
     most = sum(max(form.effect for form in weight) for weight in forms)

@@ -123,11 +123,7 @@ def pack_columns(codes: Codes) -> Columns:
 
 
 def check_finite(weight: Tensor) -> None:
-    """Reject a weight that cannot be quantized.
-
-    Raises:
-        ExportError: a number is infinite or NaN.
-    """
+    """Reject a weight that cannot be quantized."""
     # NaN propagates to both extremes; `isfinite` of the whole weight takes five times as long.
     if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
         row, column = (~weight.isfinite()).nonzero()[0].tolist()

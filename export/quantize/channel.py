@@ -26,9 +26,6 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Codes, int8 `(K, N)`, contiguous, and scales, float32 `(N,)`, 0 for outputs that are 0.
-
-    Raises:
-        ExportError: the weight is not finite.
     """
     check_finite(weight)
     reach = weight.abs().amax(1)

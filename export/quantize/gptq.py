@@ -70,9 +70,6 @@ def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
         hessian: float32 `(K, K)`, of any scale; damped in place, and part of the result.
         damping: fraction of the mean of the diagonal that is added to the diagonal.
 
-    Raises:
-        ExportError: the Hessian is not finite, or not positive definite.
-
     Source: Chee et al., "QuIP", 2023, https://arxiv.org/abs/2307.13304: a factor of the Hessian
     leads to the same codes as the factor of its inverse in GPTQ.
     """
@@ -109,9 +106,6 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
         weight: float32 `(N, K)`; its rows are independent.
         factor: of the inputs.
         scheme: the format.
-
-    Raises:
-        ExportError: a number of the weight is infinite or not a number.
     """
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)

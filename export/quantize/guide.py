@@ -50,9 +50,6 @@ def importance(model: Exportable, inputs: Inputs, progress: Progress = silent) -
 
     Weights are read while they are used, forward and backward. Memory holds the activations of one
     text.
-
-    Raises:
-        ExportError: PyTorch cannot differentiate the model.
     """
     counts: dict[str, list[Tensor]] = {}
     texts = calls(model, inputs)

@@ -33,9 +33,6 @@ def quantize(weight: Tensor, scheme: Scheme) -> Codes:
         weight: float32 `(N, K)`.
         scheme: the format.
 
-    Raises:
-        ExportError: a number of the weight is infinite or not a number.
-
     Source: Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
     """
     check_finite(weight)

@@ -26,9 +26,6 @@ def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None
         scheme: the format.
         importance: float32 `(K,)`, cost of a squared error per input, such as the mean square of
             the input. Scales are searched for the least cost; None for those of the extremes.
-
-    Raises:
-        ExportError: a number of the weight is infinite or not a number.
     """
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)

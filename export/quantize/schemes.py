@@ -37,10 +37,6 @@ def assign_schemes(
     stay floats, since they are small, and so do weights of recurrent operators, which have no
     low-bit form. Both weights of the experts of a layer get the same scheme, or neither gets one.
     Codes that the checkpoint stores keep their scheme, if the options reuse them.
-
-    Raises:
-        OptionError: a pattern of `exclude` matches nothing, or no group size divides the rows of
-            experts.
     """
     models = list(models)
     of_cells = {name for model in models for name in _of_cells(model.graph)}

@@ -83,15 +83,6 @@ def open_exportable(
         adapter: a PEFT folder to merge into a checkpoint.
         text_only: leave out the encoder of the images that a language model reads.
         mtp: with the head of the checkpoint that predicts further tokens.
-
-    Raises:
-        CheckpointError: the files cannot be read, or have no such head.
-        ConfigError: the model cannot be exported like this.
-        WeightError: weights are missing, unexpected or of the wrong shape.
-        OptionError: the tokenizer does not exist or is not needed, nothing says how many tokens
-            have to fit, a file of the checkpoint cannot be read or honored, or a special token is
-            outside the vocabulary.
-        TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     read = partial(
         _open_checkpoint,
@@ -174,12 +165,7 @@ def _open_module(
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
-    """How to open a checkpoint: as asked, or else as a family if there is one.
-
-    Raises:
-        ConfigError: neither a family nor transformers has its type.
-        OptionError: there is no such way.
-    """
+    """How to open a checkpoint: as asked, or else as a family if there is one."""
     if via is None:
         return "family" if _has_family(checkpoint) else "transformers"
     if via not in get_args(Via):
@@ -201,11 +187,7 @@ def _advised(checkpoint: Checkpoint, via: Via | None) -> Iterator[None]:
 
 
 def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
-    """The keys of a checkpoint's config that an export refuses unless they are accepted.
-
-    Raises:
-        ConfigError: the config cannot be read.
-    """
+    """The keys of a checkpoint's config that an export refuses unless they are accepted."""
     check_known_task(checkpoint.values)
     if way_of(checkpoint, via) == "transformers":
         return unread_keys(checkpoint.of_text().values)
@@ -215,11 +197,7 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint has a family; if not, transformers has its type.
-
-    Raises:
-        ConfigError: neither has it.
-    """
+    """Whether a checkpoint has a family; if not, transformers has its type."""
     model_type = checkpoint.values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         return True

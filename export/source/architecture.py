@@ -55,9 +55,6 @@ def check_architecture(values: Mapping[str, object], config: ModelConfig | None)
     Args:
         values: of its config.json; without `architectures` nothing is checked.
         config: as its family reads it; None for a causal language model of transformers.
-
-    Raises:
-        ConfigError: names the class, its task, and what to do.
     """
     name = architecture_of(values)
     kind: type[ModelConfig] = DecoderConfig if config is None else type(config)
@@ -74,11 +71,7 @@ def check_architecture(values: Mapping[str, object], config: ModelConfig | None)
 
 
 def check_known_task(values: Mapping[str, object]) -> None:
-    """Refuse a task that no family has, before anything else about the checkpoint is checked.
-
-    Raises:
-        ConfigError: as `check_architecture`.
-    """
+    """Refuse a task that no family has, before anything else about the checkpoint is checked."""
     name = architecture_of(values)
     for suffix, task in TASKS.items():
         if name.endswith(suffix) and not task.kinds:

@@ -58,9 +58,6 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
     Args:
         config: of the encoder.
         folder: of the checkpoint; None for the defaults.
-
-    Raises:
-        OptionError: the file is damaged, has unknown keys or steps, or belongs to another model.
     """
     values = _values(folder)
     _check_off(values)
@@ -108,9 +105,6 @@ def chunked_source(config: ChunkedAudioInput, folder: Path | None) -> ChunkedSou
     Args:
         config: of the encoder.
         folder: of the checkpoint; None for the defaults.
-
-    Raises:
-        OptionError: the file is damaged, has unknown keys or steps, or belongs to another model.
     """
     values = _values(folder)
     _check_off(values)
@@ -161,10 +155,6 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
         config: of the encoder.
         folder: of the checkpoint; None for the defaults.
         vectors: most vectors of a wave.
-
-    Raises:
-        OptionError: the file is damaged, has unknown keys, or belongs to another model; or there
-            are too few or too many vectors.
     """
     values = _values(folder)
     # No wave is padded.

@@ -32,11 +32,6 @@ def companions_of(
         vocab_size: exclusive upper bound of token ids.
         has_vocabulary: whether the model reads or writes tokens.
         has_decoder: whether it writes them.
-
-    Raises:
-        OptionError: the tokenizer does not exist, the model has no vocabulary, or a file next to
-            the tokenizer is damaged or cannot be honored.
-        CheckpointError: the checkpoint has a tokenizer of an unknown kind.
     """
     names = COMPANIONS if has_decoder else (TOKENIZER,) if has_vocabulary else ()
     files = _files(source, [name for name in names if tokenizer is None or name != TOKENIZER])
@@ -55,11 +50,7 @@ def companions_of(
 
 
 def tokenizer_of(companions: Mapping[str, Companion], vocab_size: int) -> Tokenizer | None:
-    """Load the tokenizer as the runtime will, so that a bad one fails at export.
-
-    Raises:
-        TokenizerError: it is damaged, or has ids from `vocab_size` on.
-    """
+    """Load the tokenizer as the runtime will, so that a bad one fails at export."""
     companion = companions.get(TOKENIZER)
     if companion is None:
         return None

@@ -70,10 +70,6 @@ def ctc_symbols(folder: Path | None, size: int) -> Symbols:
     Args:
         folder: of the checkpoint.
         size: number of logits.
-
-    Raises:
-        OptionError: a file is damaged or belongs to another model, or the tokenizer decodes in
-            another way.
     """
     if folder is None or not (folder / VOCABULARY).is_file():
         return NO_SYMBOLS

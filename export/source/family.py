@@ -195,10 +195,6 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
         role: of the graph, such as `decoder` or `encoder`.
         graph: its entry in the manifest, for the number of tokens of a step.
         dtype: of weights, activations and states.
-
-    Raises:
-        OptionError: attention maps of a model without attention.
-        ValueError: this kind of model has no such graph.
     """
     sides = sides_of(config)
     tracer = TRACERS[sides.kind].get(role)

@@ -68,11 +68,6 @@ def open_module(
         tokenizer: a tokenizer.json, or a folder with one and its companions; None for a module
             that takes only ids.
         max_context: tokens that have to fit; by default the module's own `context_length`.
-
-    Raises:
-        ConfigError: it does not compute logits from ids and a state.
-        OptionError: there is no context length, or the tokenizer does not exist.
-        TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     context = max_context or getattr(module, "context_length", None)
     if not isinstance(context, int) or context < 1:
@@ -110,11 +105,7 @@ def folder_or_file(tokenizer: str | Path | None) -> tuple[Path | None, Path | No
 
 
 def _check(live: nn.Module, opened: Exportable) -> None:
-    """Refuse a module that reads other tokens, or remembers anything, without its state.
-
-    Raises:
-        ConfigError: see `check_calls`, `check_locality`, `check_steps` and `check_perturbed`.
-    """
+    """Refuse a module that reads other tokens, or remembers anything, without its state."""
     context, empty, vocab_size = opened.context_length, opened.module, opened.vocab_size
     is_random = check_calls(live, vocab_size=vocab_size, context=context)
     joins = check_locality(empty, context=context, takes_one=opened.takes_one, is_random=is_random)

@@ -12,8 +12,6 @@ from ortolan.hub.fetch import fetch_adapter, fetch_checkpoint
 from ortolan.hub.name import Name, name_of
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 
-__all__ = ["fetched", "located", "located_adapter"]
-
 S = TypeVar("S")
 
 
@@ -31,9 +29,6 @@ def located(
         revision: branch, tag or commit, if it is not in the name.
         via: how the checkpoint will be opened.
         progress: called as bytes arrive.
-
-    Raises:
-        OrtolanError: see `fetched`.
     """
     name = name_of(source, revision)
     return source if name is None else fetched(name, via=via, progress=progress)
@@ -55,11 +50,6 @@ def fetched(
         via: how the checkpoint will be opened.
         check: called before the weights are fetched; raises to refuse them.
         progress: called as bytes arrive.
-
-    Raises:
-        ConfigError: neither a family nor transformers has such a model.
-        HubError: the Hub refuses, or cannot be reached.
-        RepositoryError: there is no such repository, or it is not a checkpoint.
     """
 
     def check_folder(folder: Path) -> None:
@@ -71,11 +61,6 @@ def fetched(
 
 
 def located_adapter(source: str | Path, *, progress: Progress | None = None) -> Path:
-    """The folder of a PEFT adapter: in the cache for a name on the Hub.
-
-    Raises:
-        HubError: the Hub refuses, or cannot be reached.
-        RepositoryError: there is no such repository, or it is not an adapter.
-    """
+    """The folder of a PEFT adapter: in the cache for a name on the Hub."""
     name = name_of(source)
     return Path(source) if name is None else fetch_adapter(name, progress=progress)

@@ -33,9 +33,6 @@ def padding_id(tokenizer: Tokenizer | None, folder: Path | None, own: int | None
         tokenizer: of the texts, if there is one.
         folder: of its files.
         own: id in the config of the model, for a tokenizer whose files name none.
-
-    Raises:
-        OptionError: nothing names the padding, or it is not one token.
     """
     text = None if tokenizer is None or folder is None else _pad_token(folder)
     if text is not None and tokenizer is not None:

@@ -116,11 +116,6 @@ def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
         config: of the encoder.
         folder: of the checkpoint; without one, or without the file, the defaults of the model's
             image processor apply.
-
-    Raises:
-        OptionError: the file cannot be read, has unknown keys or values out of range, or belongs
-            to another model.
-        TypeError: the encoder reads something else.
     """
     source = config.input
     if not isinstance(source, GridInput):
@@ -169,9 +164,6 @@ def read_patch_processor(config: EncoderConfig, folder: Path | None) -> PatchPro
     """The keys of a checkpoint's image processor over its defaults.
 
     Sizes of patches that the file leaves out are those of the model.
-
-    Raises:
-        OptionError: see `patch_source`.
     """
     values = {} if folder is None else processor_values(folder)
     named = str(

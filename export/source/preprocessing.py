@@ -181,10 +181,6 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         folder: of the checkpoint; without one, or without the file, the defaults of the model's
             image processor apply, with images of the model's size.
         model_type: of the checkpoint.
-
-    Raises:
-        OptionError: the file cannot be read, gives images of another size, or asks for a step
-            that a bundle does not do.
     """
     processor = read_processor(config, folder, model_type)
     fit = _fit(processor)
@@ -242,11 +238,7 @@ def _check_floats(processor: Processor) -> None:
 
 
 def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
-    """The keys of a checkpoint's image processor over its defaults.
-
-    Raises:
-        OptionError: see `image_source`.
-    """
+    """The keys of a checkpoint's image processor over its defaults."""
     values = {} if folder is None else processor_values(folder)
     default = PROCESSOR_OF.get(model_type, "ViT")
     processor = _processor(values, default)

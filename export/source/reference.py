@@ -32,9 +32,6 @@ def with_reference(opened: Exportable, reference: Reference) -> Exportable:
         opened: a decoder that reads ids alone.
         reference: called with the ids of every probe, in evaluation mode, in float32 and on the
             CPU; left as it is.
-
-    Raises:
-        OptionError: the model is of another kind, or the reference cannot be called.
     """
     if opened.kind != "decoder" or opened.features is not None or opened.hidden is not None:
         raise OptionError(
@@ -61,11 +58,7 @@ def with_reference(opened: Exportable, reference: Reference) -> Exportable:
 
 
 def _logits(reference: Reference, ids: Tensor, expected: Tensor) -> Tensor:
-    """Logits of the reference, `(S, V)`.
-
-    Raises:
-        ConfigError: it raises, or returns something else.
-    """
+    """Logits of the reference, `(S, V)`."""
     try:
         with torch.no_grad():
             output = reference(ids[None].clone())
@@ -91,11 +84,7 @@ def _logits(reference: Reference, ids: Tensor, expected: Tensor) -> Tensor:
 
 
 def _compare(name: str, ids: Tensor, port: Tensor, reference: Tensor) -> None:
-    """Refuse a port that computes other logits.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a port that computes other logits."""
     distance_S = (port - reference).abs().amax(-1)
     most = TOLERANCE * max(1.0, float(reference.abs().max()))
     wrong = (~(distance_S <= most)).nonzero()[:, 0].tolist()

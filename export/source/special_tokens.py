@@ -35,10 +35,6 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
         own: those of its config, with `start` if it is an encoder-decoder.
         folder: of the checkpoint's files, if any.
         vocab_size: every special token is below it.
-
-    Raises:
-        OptionError: the file cannot be read or asks for something that a bundle does not have, or
-            a token is outside the vocabulary.
     """
     generation = _read(folder)
     eos, last = _ids(generation.eos_token_id), _ids(generation.forced_eos_token_id)

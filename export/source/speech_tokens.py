@@ -31,9 +31,6 @@ def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int
         folder: of the checkpoint's files, if any.
         source: what the encoder reads.
         vocab_size: every token is below it.
-
-    Raises:
-        OptionError: the file cannot be read, or a token is outside the vocabulary.
     """
     generation = _generation(folder, source)
     if generation is None or not isinstance(source, AudioSource):
@@ -71,9 +68,6 @@ def opening_tokens(
 
     Returns:
         Ids; None stands for the recognized language.
-
-    Raises:
-        OptionError: a file cannot be read, or a language, a task or a place is unknown.
     """
     generation = _generation(folder, source)
     if generation is None or folder is None:

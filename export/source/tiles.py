@@ -68,9 +68,6 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
     Args:
         config: of the encoder.
         folder: of the checkpoint.
-
-    Raises:
-        OptionError: see `tiles`; also for more vectors than a prompt may hold for an image.
     """
     if isinstance(config.input, GridInput):
         return _oversized(config, folder)
@@ -127,9 +124,6 @@ def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | N
         config: of the input of the encoder.
         folder: of the checkpoint.
         model_type: of the checkpoint.
-
-    Raises:
-        OptionError: see `image_source`; also for sides or numbers of tiles out of range.
     """
     processor = read_processor(config, folder, model_type)
     grid, texts = _grid(processor), TILE_TEXTS.get(model_type)

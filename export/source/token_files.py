@@ -94,10 +94,6 @@ def token_files(folder: Path, tokenizer: bytes, *, vocab_size: int | None = None
         folder: of the files.
         tokenizer: content of the tokenizer.json.
         vocab_size: of the model.
-
-    Raises:
-        OptionError: a file is damaged, or asks for something that a bundle does not have.
-        TokenizerError: tokenizer.json is damaged.
     """
     config = _read(folder / CONFIG)
     for key, values in REFUSED.items():

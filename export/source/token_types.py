@@ -35,11 +35,7 @@ class _Names(msgspec.Struct):
 
 
 def has_types(folder: Path, model_type: str) -> bool:
-    """Whether the tokenizer of a folder gives each token of a pair a type.
-
-    Raises:
-        OptionError: its config cannot be read.
-    """
+    """Whether the tokenizer of a folder gives each token of a pair a type."""
     path = folder / CONFIG
     try:
         names = msgspec.json.decode(path.read_bytes(), type=_Names)

@@ -136,11 +136,7 @@ class _ObservedState(WholeState):
 
 
 def _check_axes(call: str, x: Tensor, axes: Sequence[str]) -> None:
-    """Refuse a tensor whose rows or tokens lie on another axis.
-
-    Raises:
-        ConfigError: they do.
-    """
+    """Refuse a tensor whose rows or tokens lie on another axis."""
     sizes = {"batch": ROWS, "tokens": TOKENS}
     is_open = axes[-1] in sizes and len(axes) < 3  # further axes may follow
     has_axes = x.dim() >= len(axes) if is_open else x.dim() == len(axes)
@@ -197,9 +193,6 @@ def find_carried(module: nn.Module) -> Carried:
 
     Args:
         module: its parameters are on `meta`.
-
-    Raises:
-        ConfigError: it does not compute logits from ids and a state.
     """
     name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -253,9 +246,6 @@ def trace_module(
     Returns:
         A graph like a decoder's, whose initializers have the names of the module's parameters and
         buffers, and no data.
-
-    Raises:
-        ConfigError: torch cannot trace it.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         entry = _ModuleGraph(twin_of(module, dtype), carried)

@@ -79,9 +79,6 @@ def trace(
     Returns:
         A graph whose initializers have the names of the model's parameters and tables, and no
         data.
-
-    Raises:
-        ConfigError: torch cannot trace a model of these sizes.
     """
     short, blocks = shorten(config)
     with _explained(config.model_type), FakeTensorMode():

@@ -60,9 +60,6 @@ def repeat(
         blocks: the layers that each block stands for.
         inputs: names of the whole model's inputs, in order.
         outputs: names of its outputs, in order.
-
-    Raises:
-        UnlikeBlocksError: blocks share more than the residual stream.
     """
     graph = traced.graph
     bodies = _bodies(graph, blocks.stacks)
@@ -80,11 +77,7 @@ def repeat(
 
 
 def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body]:
-    """Find the part that each block owns.
-
-    Raises:
-        UnlikeBlocksError: something depends on two blocks; see `repeat`.
-    """
+    """Find the part that each block owns."""
     bodies: dict[_Owner, _Body] = defaultdict(_Body)
     owners: dict[ir.Value, _Owner] = {}
     for value in (*graph.inputs, *graph.initializers.values()):
@@ -155,11 +148,7 @@ def _repeat_stack(graph: ir.Graph, bodies: Sequence[_Body], of_layers: Sequence[
 
 
 def _stream(bodies: Sequence[_Body]) -> ir.Value | None:
-    """The value that enters the first block; None if the blocks have no residual stream.
-
-    Raises:
-        UnlikeBlocksError: the stream does not lead from each block to the next and nowhere else.
-    """
+    """The value that enters the first block; None if the blocks have no residual stream."""
     marks = [[node for node in body.nodes if node.domain == MARKS] for body in bodies]
     if not any(marks) and all(body.nodes for body in bodies):
         return None

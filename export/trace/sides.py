@@ -94,12 +94,7 @@ class Sides:
 
 
 def sides_of(config: ModelConfig) -> Sides:
-    """The sides of a model.
-
-    Raises:
-        ConfigError: an encoder of sounds without a decoder.
-        TypeError: the config is of a model without sides.
-    """
+    """The sides of a model."""
     match config:
         case EncoderConfig(input=AudioInput()):
             raise ConfigError(

@@ -173,9 +173,6 @@ def write_rest(
         weights: of the checkpoint.
         tables: computed tensors.
         dtype: of stored weights; tables have the type in the graph.
-
-    Raises:
-        ExportError: a finite value overflows in `dtype`.
     """
     for model in models:
         for name, value in model.graph.initializers.items():
@@ -190,11 +187,7 @@ def write_rest(
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert values to another type.
-
-    Raises:
-        ExportError: a value overflows in float16, whose largest number is 65504.
-    """
+    """Convert values to another type."""
     converted = values.to(dtype)
     if dtype == torch.float16 and not bool(converted.isfinite().all()):
         raise ExportError(

@@ -32,11 +32,7 @@ from ortolan.runtime.machine.memory import return_free_memory
 def write_codes(
     writer: BlobWriter, quantized: Iterable[QuantizedWeight], *, dtype: torch.dtype
 ) -> list[QuantizedTensor]:
-    """Write codes, scales and zero points of weights, and describe them with their errors.
-
-    Raises:
-        ExportError: a scale overflows in `dtype`.
-    """
+    """Write codes, scales and zero points of weights, and describe them with their errors."""
     written = []
     for weight in quantized:
         written.append(_write(writer, _with_scales(weight, dtype), dtype))
@@ -51,11 +47,7 @@ def write_portable(
     *,
     dtype: torch.dtype,
 ) -> list[QuantizedTensor]:
-    """Like `write_codes`, in the layouts that graphs want, with one weight in memory.
-
-    Raises:
-        ExportError: a scale overflows in `dtype`.
-    """
+    """Like `write_codes`, in the layouts that graphs want, with one weight in memory."""
     written = []
     for weight in quantized:
         name = weight.name

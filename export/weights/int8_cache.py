@@ -46,9 +46,6 @@ def with_int8_cache(
         graphs: tidied.
         texts: ids `(S,)` to take the scales from.
         margin: factor of all scales.
-
-    Raises:
-        OptionError: some attention has no int8 kernel, or no layer caches keys and values.
     """
     states = [state for state in model.states("float32") if state.update == "append"]
     if model.cached is None or not states:

@@ -41,11 +41,7 @@ def store(
     origin: str | None = None,
     progress: Progress = silent,
 ) -> Stored:
-    """Write the weights that graphs read.
-
-    Raises:
-        ExportError: a value does not fit the precision.
-    """
+    """Write the weights that graphs read."""
     models, dtype = list(lowered.graphs.values()), plan.dtype
     quantized: list[QuantizedTensor] = []
     sizes = initializer_sizes(models)

@@ -99,9 +99,6 @@ class Adapted:
             base: tensors of the checkpoint.
             folder: folder of the adapter.
             values: values of the checkpoint's config.
-
-        Raises:
-            CheckpointError: there is no adapter, or it is of another kind or another model.
         """
         self.left_out = base.left_out if isinstance(base, TextTensors) else ()
         self._folder = folder
@@ -125,9 +122,6 @@ class Adapted:
 
         Args:
             names: of these tensors, with or without the prefix of the base model.
-
-        Raises:
-            CheckpointError: the adapter changes one of them.
         """
         for name in names:
             for changed in self.changed:

@@ -34,11 +34,7 @@ STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def read_adapter_config(folder: Path) -> dict[str, object]:
-    """Read the config of an adapter.
-
-    Raises:
-        CheckpointError: there is none, or the adapter is not a plain LoRA.
-    """
+    """Read the config of an adapter."""
     file = folder / CONFIG
     if not file.is_file():
         inner = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))

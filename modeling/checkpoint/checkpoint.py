@@ -143,9 +143,6 @@ def open_checkpoint(source: Source, *, adapter: str | Path | None = None) -> Che
         source: a folder with config.json and weights, a folder `models--*` of the Hugging Face
             cache, a GGUF file, or a checkpoint, which is returned.
         adapter: a PEFT adapter to merge into the weights: its folder, or one of the cache.
-
-    Raises:
-        CheckpointError: there is no such folder or file, or it has no readable config.
     """
     if adapter is not None:
         return _adapted(open_checkpoint(source), _snapshot(Path(adapter)))
@@ -239,9 +236,6 @@ def open_tensors(folder: Path, quantization: dict[str, object] | None = None) ->
     Args:
         folder: folder of the files.
         quantization: quantization described by the config.
-
-    Raises:
-        CheckpointError: the files are absent, torn, or cannot be read without running code.
     """
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
@@ -252,9 +246,6 @@ def _snapshot(path: Path) -> Path:
     """Resolve a folder `models--*` of the Hugging Face cache; return other folders unchanged.
 
     `snapshots/REVISION/` holds the files, and `refs/main` names the latest revision.
-
-    Raises:
-        CheckpointError: there is no snapshot, or it is unclear which of several to use.
     """
     snapshots, main = path / "snapshots", path / "refs" / "main"
     if (path / CONFIG).is_file() or not snapshots.is_dir():

@@ -82,11 +82,7 @@ def kind_of(values: Values) -> Kind | None:
 
 
 def read_contrast(kind: Kind, tensors: FileTensors) -> Contrast:
-    """Read how a checkpoint compares images with texts.
-
-    Raises:
-        CheckpointError: its scale or bias is missing, or not a sensible number.
-    """
+    """Read how a checkpoint compares images with texts."""
     scale = math.exp(min(_number(tensors, SCALE), math.log(2 * MAX_SCALE)))
     if not 0 < scale <= MAX_SCALE:
         raise CheckpointError(

@@ -170,12 +170,7 @@ def config_from_hf(
     *,
     accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """Convert the values of a Hugging Face config; see `read_config`.
-
-    Raises:
-        ConfigError: Ortolan does not implement the family, does not understand a value, or the
-            model is of another kind.
-    """
+    """Convert the values of a Hugging Face config; see `read_config`."""
     config, reader = _read(values)
     reader.finish(accept_unknown)
     return _of_kind(config, kind)
@@ -216,12 +211,7 @@ def _with_parts(config: DecoderConfig, parts: int) -> DecoderConfig:
 
 
 def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
-    """Weights of a checkpoint by our names, read on demand.
-
-    Raises:
-        WeightError: names weights that are missing, unexpected or of the wrong shape.
-        CheckpointError: the files cannot be read.
-    """
+    """Weights of a checkpoint by our names, read on demand."""
     checkpoint, module, table = open_checkpoint(source), empty_model(config), weights_of(config)
     if isinstance(checkpoint.tensors, Adapted):
         tied = {*module.tied, *module.tied.values()}
@@ -317,11 +307,7 @@ def default_context(config: ModelConfig) -> int | None:
 
 
 def limit_context(config: C, max_context: int | None) -> C:
-    """The same config with room for `max_context` tokens.
-
-    Raises:
-        ConfigError: the model's positions do not reach as far.
-    """
+    """The same config with room for `max_context` tokens."""
     limited: ModelConfig = config
     match config:
         case _ if max_context is None:
@@ -391,11 +377,7 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a folder for checkpoint files, which replace the old ones together at the end.
-
-    Raises:
-        CheckpointError: the folder cannot be written; its previous content is unchanged.
-    """
+    """Yield a folder for checkpoint files, which replace the old ones together at the end."""
     try:
         with placed(path, index=CONFIG, owned=(MODULES,)) as folder:
             yield folder

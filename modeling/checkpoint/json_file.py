@@ -7,11 +7,7 @@ from ortolan.modeling.errors import CheckpointError
 
 
 def read_json(file: Path, limit: int) -> dict[str, object]:
-    """Read the object in a JSON file.
-
-    Raises:
-        CheckpointError: the file exceeds `limit` bytes, or holds something else.
-    """
+    """Read the object in a JSON file."""
     values = read_json_value(file, limit)
     if not isinstance(values, dict):
         raise CheckpointError(
@@ -21,11 +17,7 @@ def read_json(file: Path, limit: int) -> dict[str, object]:
 
 
 def read_json_value(file: Path, limit: int) -> object:
-    """Read a JSON file.
-
-    Raises:
-        CheckpointError: the file exceeds `limit` bytes, or is not JSON.
-    """
+    """Read a JSON file."""
     size = file.stat().st_size
     if size > limit:
         raise CheckpointError(

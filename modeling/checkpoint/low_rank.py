@@ -20,8 +20,6 @@ from ortolan.modeling.checkpoint.mapped_weights import MappedWeights
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.weights import Piece
 
-__all__ = ["updates_of"]
-
 
 class _Tensors:
     """Tensors in memory, read like those of a checkpoint."""
@@ -42,9 +40,6 @@ def updates_of(weights: MappedWeights, adapter: Adapted) -> dict[str, LowRank]:
     Args:
         weights: of the checkpoint that the adapter belongs to.
         adapter: without tensors that it replaces.
-
-    Raises:
-        CheckpointError: the adapter updates a tensor that is not part of a matrix of ours.
     """
     updates, used = dict[str, LowRank](), set[str]()
     for ours, pieces in weights.pieces.items():

@@ -130,9 +130,6 @@ def map_weights(
         parts: rows of each projection, for parameters that hold several.
         base_model_prefix: prefix of names that a checkpoint without a head leaves out.
         tied: our names of tied weights, which a checkpoint may repeat, and the weights they equal.
-
-    Raises:
-        WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     published = source.shapes()
     names = _with_originals(_table_names(published, table, base_model_prefix), table, tied)

@@ -34,12 +34,7 @@ RENAMED: Mapping[str, str | None] = {
 
 
 def mtp_checkpoint(source: Source) -> Checkpoint:
-    """The head of a checkpoint that predicts one more token, for `load` and `read_config`.
-
-    Raises:
-        CheckpointError: it has no such head, or Ortolan does not know it; the checkpoint cannot be
-            read.
-    """
+    """The head of a checkpoint that predicts one more token, for `load` and `read_config`."""
     whole = open_checkpoint(source)
     model_type, layers = whole.values.get("model_type"), whole.values.get("num_hidden_layers")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None

@@ -30,11 +30,7 @@ class Place(NamedTuple):
 
 
 class Pickles:
-    """Tensors of one or more files written by `torch.save`.
-
-    Raises:
-        CheckpointError: a file is torn, contains code, or has an old format.
-    """
+    """Tensors of one or more files written by `torch.save`."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files: dict[str, Path] = {}

@@ -61,11 +61,7 @@ class _Stored(NamedTuple):
 
 
 class Safetensors:
-    """Tensors of one or more safetensors files.
-
-    Raises:
-        CheckpointError: a file is torn, or two files have the same tensor.
-    """
+    """Tensors of one or more safetensors files."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         files_of: dict[str, Path] = {}
@@ -85,11 +81,7 @@ class Safetensors:
         return sorted({stored.file for stored in self._stored.values()})
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole.
-
-        Raises:
-            CheckpointError: its type is unknown, or the file has become shorter.
-        """
+        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole."""
         stored = self._stored[name]
         if axis == 0 or not stored.shape:
             return _read_rows(name, stored, start, stop)

@@ -93,12 +93,7 @@ class Prompts:
 
 
 def read_sentence_head(folder: Path, hidden_size: int) -> EmbeddingHead | None:
-    """The head that `modules.json` describes; None without such a file.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-        ConfigError: Ortolan does not implement a module.
-    """
+    """The head that `modules.json` describes; None without such a file."""
     modules = _modules(folder)
     if not modules:
         return None
@@ -128,12 +123,7 @@ def sentence_files(folder: Path) -> list[Path]:
 
 
 def max_tokens(folder: Path) -> int | None:
-    """Maximum number of tokens of a text, also where transformers truncates; None if unspecified.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-        ConfigError: the value is not a number, or texts have several limits.
-    """
+    """Maximum number of tokens of a text, also where transformers truncates; None for none."""
     if (folder / MODULES).is_file():
         reader = _reader(folder, TRANSFORMER)
         called = reader.get("processing_kwargs", dict, {})
@@ -156,12 +146,7 @@ def max_tokens(folder: Path) -> int | None:
 
 
 def cross_encoder_values(folder: Path) -> dict[str, object]:
-    """Settings of a cross-encoder from the files of sentence-transformers, as keys of a config.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-        ConfigError: the cross-encoder does more than classify the unchanged pair.
-    """
+    """Settings of a cross-encoder from the files of sentence-transformers, as keys of a config."""
     reader = _reader(folder, PROMPTS)
     if reader.get("model_type", str, "") != "CrossEncoder":
         return {}
@@ -178,12 +163,7 @@ def cross_encoder_values(folder: Path) -> dict[str, object]:
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """Prompts of a sentence-transformers folder; none for other folders.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-        ConfigError: a prompt is not a text, or the default prompt does not exist.
-    """
+    """Prompts of a sentence-transformers folder; none for other folders."""
     if not (folder / MODULES).is_file():
         return Prompts()
     reader = _reader(folder, PROMPTS)
@@ -381,9 +361,6 @@ def write_sentence_head(folder: Path, head: EmbeddingHead, width: int) -> list[P
 
     Returns:
         Folders for the weights of the projections, in order.
-
-    Raises:
-        ConfigError: the pooling, or the order of several, cannot be expressed by switches.
     """
     if isinstance(head.pooling, AttentionPooling) or head.end is not None:
         raise ConfigError(

@@ -19,11 +19,7 @@ OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files, all of one format: a single one, or those that an index names.
-
-    Raises:
-        CheckpointError: there are no such files, or some are missing.
-    """
+    """The weight files, all of one format: a single one, or those that an index names."""
     for name in (SAFETENSORS, PICKLE):
         single, index = folder / name, folder / f"{name}{INDEX}"
         if single.is_file():
@@ -41,11 +37,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def add_once(files: MutableMapping[str, Path], name: str, file: Path) -> None:
-    """Record which file has a tensor.
-
-    Raises:
-        CheckpointError: another file has it too.
-    """
+    """Record which file has a tensor."""
     if name in files:
         raise CheckpointError(
             f"{file.name}: {name} is also in {files[name].name}. Remove the stale file."

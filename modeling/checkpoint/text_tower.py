@@ -137,11 +137,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def text_values(values: Values) -> dict[str, object] | None:
-    """Config of the language model; None for a model without towers.
-
-    Raises:
-        CheckpointError: the language model's type is not known to work on its own.
-    """
+    """Config of the language model; None for a model without towers."""
     model_type = values.get("model_type")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:

@@ -24,9 +24,6 @@ class WeightNormed:
 
     Args:
         stored: tensors of the checkpoint.
-
-    Raises:
-        WeightError: a length that does not fit its direction.
     """
 
     def __init__(self, stored: TensorSource) -> None:

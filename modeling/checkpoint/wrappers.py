@@ -21,11 +21,7 @@ AROUND = ("module.", "base_model.model.")
 
 
 def unwrapped(tensors: Mapping[str, T]) -> dict[str, T]:
-    """The same tensors under the names that they have in the model.
-
-    Raises:
-        CheckpointError: two tensors get the same name.
-    """
+    """The same tensors under the names that they have in the model."""
     names = {name: _without(name) for name in tensors}
     while prefix := _around(names.values()):
         names = {name: _without(inner.removeprefix(prefix)) for name, inner in names.items()}

@@ -116,11 +116,7 @@ FAMILIES: dict[str, Family[Any]] = {
 
 
 def weights_of(config: ModelConfig) -> Table:
-    """The weight names of a model.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
+    """The weight names of a model."""
     table = family_of(config.model_type).table(config)
     match config:
         case EncoderConfig(head=EmbeddingHead()):
@@ -139,11 +135,7 @@ def _spare(entry: Entry) -> Entry:
 
 
 def published_config(config: ModelConfig) -> dict[str, object]:
-    """A config in the format of its family.
-
-    Raises:
-        ConfigError: there is no such family, or Ortolan only reads it.
-    """
+    """A config in the format of its family."""
     write = family_of(config.model_type).hf_config
     if write is None:
         savable = ", ".join(sorted(name for name, family in FAMILIES.items() if family.hf_config))
@@ -155,11 +147,7 @@ def published_config(config: ModelConfig) -> dict[str, object]:
 
 
 def family_of(model_type: str) -> Family[Any]:
-    """The family of a `model_type`.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
+    """The family of a `model_type`."""
     if model_type not in FAMILIES:
         raise ConfigError(
             f"{unknown_family(model_type)}. `ortolan families` lists them, and CONTRIBUTING.md "

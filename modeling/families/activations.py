@@ -17,11 +17,7 @@ NAMES: dict[str, Activation] = {
 
 
 def read_activation(name: str) -> Activation:
-    """Our name of a published activation.
-
-    Raises:
-        ConfigError: Ortolan does not have this activation.
-    """
+    """Our name of a published activation."""
     if name not in NAMES:
         raise ConfigError(
             f"config.json: the activation must be one of {', '.join(NAMES)} (got {name!r}). "
@@ -31,11 +27,7 @@ def read_activation(name: str) -> Activation:
 
 
 def write_activation(activation: str) -> str:
-    """The published name of an activation: the first in `NAMES`.
-
-    Raises:
-        ConfigError: only one family has this activation.
-    """
+    """The published name of an activation: the first in `NAMES`."""
     for name, ours in NAMES.items():
         if ours == activation:
             return name

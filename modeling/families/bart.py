@@ -112,9 +112,6 @@ class BartFormat:
         Args:
             hf: the published config.
             decoder_vocab_size: tokens of the decoder's own embedding; None if both sides share one.
-
-        Raises:
-            ConfigError: an unsupported variant, or widths that do not fit.
         """
         architecture = hf.architecture(f"{self.classes}Model", f"{self.classes}{self.head}")
         self._check_switches(hf)

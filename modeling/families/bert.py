@@ -176,11 +176,7 @@ class BertFormat:
         )
 
     def read(self, hf: ConfigReader) -> EncoderConfig:
-        """A published config as an `EncoderConfig`.
-
-        Raises:
-            ConfigError: positions of another kind, or widths that do not fit.
-        """
+        """A published config as an `EncoderConfig`."""
         # Tasks of ERNIE, and how the pooler of old checkpoints was made, which is the same here.
         hf.refuse("use_task_id")
         hf.skip("task_type_vocab_size", "directionality", "pooler_fc_size", "pooler_type")
@@ -230,9 +226,6 @@ def read_encoder(
     """A bidirectional, post-norm encoder with learned positions.
 
     Positions are numbered from the `padding` id on, which has none itself.
-
-    Raises:
-        ConfigError: positions of another kind, or widths that do not fit.
     """
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     hf.refuse("is_decoder")
@@ -297,9 +290,6 @@ def write_encoder(config: EncoderConfig, classes: str) -> dict[str, object]:
     Args:
         config: of the model.
         classes: the prefix of the names of the model classes.
-
-    Raises:
-        ConfigError: the format does not have this input or these positions.
     """
     first, source, positions = config.blocks[0], config.input, config.positions
     if not isinstance(source, TokenInput) or not isinstance(positions, LearnedPositions):

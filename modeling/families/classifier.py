@@ -62,9 +62,6 @@ def read_head(
         poolings: published names of poolings.
         token_layer: fields of the layer before the logits of a classifier of tokens.
         layer: fields of the layer before the logits of a classifier.
-
-    Raises:
-        ConfigError: another class or pooling, or labels that transformers would not understand.
     """
     suffixes = [BASE, MASKED, *([PRETRAINING] if pretraining else [])]
     suffixes += [CLASSIFIER, TOKEN_CLASSIFIER, *([QUESTION_ANSWERING] if answers else [])]
@@ -92,10 +89,6 @@ def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> Clas
         hf: the config.
         pooling: of the tokens.
         layer: fields of the layer before the logits.
-
-    Raises:
-        ConfigError: the config names labels or a function that transformers would not understand,
-            or contradicts itself.
     """
     labels = read_labels(hf)
     function = read_score_function(hf, len(labels))
@@ -108,9 +101,6 @@ def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
     Args:
         hf: the config.
         layer: fields of the layer before the logits.
-
-    Raises:
-        ConfigError: fewer than two labels, or names that transformers would not understand.
     """
     # transformers always applies a softmax here.
     hf.skip("problem_type", "function_to_apply")
@@ -129,9 +119,6 @@ def read_span_head(hf: ConfigReader, **layer: Any) -> ClassifierHead:
     Args:
         hf: the config.
         layer: fields of the layer before the logits.
-
-    Raises:
-        ConfigError: not two logits per token.
     """
     hf.skip("problem_type", "function_to_apply")
     if (count := len(read_labels(hf))) != len(SPAN):
@@ -146,9 +133,6 @@ def read_labels(hf: ConfigReader) -> tuple[str, ...]:
     """The names of a classifier's outputs, in order; two of them by default.
 
     A `num_labels` that does not match `id2label` replaces its names, as in transformers.
-
-    Raises:
-        ConfigError: the ids are not 0, 1, ..., or a name is not a string or a number.
     """
     named = hf.get("id2label", dict, None)
     count = hf.size("num_labels", None)
@@ -167,9 +151,6 @@ def read_score_function(hf: ConfigReader, labels: int) -> ScoreFunction:
 
     `problem_type` decides. Without it, several labels exclude each other, and a single one has a
     probability of its own, unless the checkpoint is a cross-encoder that says otherwise.
-
-    Raises:
-        ConfigError: a value that is not known, or one that contradicts what transformers applies.
     """
     problem = hf.get("problem_type", str, None)
     if problem is not None and problem not in PROBLEMS:

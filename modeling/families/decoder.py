@@ -121,11 +121,7 @@ class DecoderFormat:
     decoder: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, hf: ConfigReader) -> DecoderConfig:
-        """A published config as a `DecoderConfig`.
-
-        Raises:
-            ConfigError: the config contradicts itself or describes another model.
-        """
+        """A published config as a `DecoderConfig`."""
         keys, width = self.keys, hf.size(self.keys.width)
         eps = self.norm.eps if keys.eps is None else hf.get(keys.eps, float, self.norm.eps)
         norm = replace(self.norm, eps=eps)

@@ -146,11 +146,7 @@ def _v2(hf: ConfigReader) -> EncoderConfig:
 
 
 def _table(hf: ConfigReader, config: EncoderConfig) -> SquareTable | None:
-    """The table of positions; None if no other size follows from it.
-
-    Raises:
-        ConfigError: the image is not square, so that transformers would interpolate its own table.
-    """
+    """The table of positions; None if no other size follows from it."""
     if not isinstance(config.input, PatchInput) or len(set(config.input.image_size)) > 1:
         raise ConfigError(
             f"{hf.name}: image_size must be the same for both sides, which the table of positions "

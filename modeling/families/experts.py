@@ -75,11 +75,7 @@ SIGMOID_WEIGHTS: Table = {
 def with_experts(
     config: DecoderConfig, mixture: MixtureConfig, *, dense: Container[int] = ()
 ) -> DecoderConfig:
-    """A decoder with experts instead of MLPs, except in the layers of `dense`.
-
-    Raises:
-        ConfigError: experts do not have its activation.
-    """
+    """A decoder with experts instead of MLPs, except in the layers of `dense`."""
     blocks = []
     for number, block in enumerate(config.blocks):
         if number not in dense:
@@ -131,9 +127,6 @@ def read_sigmoid_mixture(
         hf: the published config.
         count: key of the number of experts.
         shared: key of the number of experts of all tokens, which are one wider expert here.
-
-    Raises:
-        ConfigError: experts are chosen in another way.
     """
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         check_choice(hf, key, only, "noaux_tc")
@@ -162,11 +155,7 @@ def check_choice(hf: ConfigReader, key: str, *allowed: str) -> None:
 
 
 def read_mlp_kinds(hf: ConfigReader, default: list[str], *, layers: int | None = None) -> set[int]:
-    """Numbers of the layers without experts, by `mlp_layer_types`.
-
-    Raises:
-        ConfigError: another kind, or not one kind for each of `layers`.
-    """
+    """Numbers of the layers without experts, by `mlp_layer_types`."""
     kinds = hf.get("mlp_layer_types", list, default)
     known = all(kind in ("dense", "sparse") for kind in kinds)
     if not known or (layers is not None and len(kinds) != layers):

@@ -23,11 +23,7 @@ def layers_of(hf: ConfigReader) -> int:
 def read_layer_kinds(
     hf: ConfigReader, default: Sequence[str], kinds: Sequence[str] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
-    """`layer_types`: the kind of each layer; `default` if the config has none.
-
-    Raises:
-        ConfigError: a wrong number of layers, or a kind that is not in `kinds`.
-    """
+    """`layer_types`: the kind of each layer; `default` if the config has none."""
     layers = layers_of(hf)
     published = hf.get("layer_types", list, list(default))
     names = [_OLD.get(name, name) if isinstance(name, str) else name for name in published]

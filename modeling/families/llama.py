@@ -71,11 +71,7 @@ def _qwen_windows(hf: ConfigReader) -> tuple[int | None, ...]:
 
 
 def llama_keys(config: DecoderConfig, architecture: str) -> dict[str, object]:
-    """The keys of a published config that Llama-like families share.
-
-    Raises:
-        ConfigError: the positions are not rotary.
-    """
+    """The keys of a published config that Llama-like families share."""
     first, positions = config.blocks[0], config.positions
     if not isinstance(positions, RotaryPositions):
         raise ConfigError(

@@ -24,11 +24,7 @@ _WEIGHTS: Table = {
 
 
 def read_sides(hf: ConfigReader) -> tuple[ConfigReader, ConfigReader]:
-    """The configs of the encoder and of the language model.
-
-    Raises:
-        ConfigError: there is no config of an encoder.
-    """
+    """The configs of the encoder and of the language model."""
     # Read with the language model.
     hf.skip("image_token_index", "image_token_id")
     hf.skip("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")

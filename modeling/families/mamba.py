@@ -148,11 +148,7 @@ def _mamba2(hf: ConfigReader) -> DecoderConfig:
 
 
 def read_steps(hf: ConfigReader) -> tuple[float, float] | None:
-    """`time_step_limit`: the bounds of the steps; None if they bind none.
-
-    Raises:
-        ConfigError: not two numbers, the first no larger than the second.
-    """
+    """`time_step_limit`: the bounds of the steps; None if they bind none."""
     published = hf.get("time_step_limit", list, [0.0, math.inf])
     # transformers writes infinity as an object.
     plain = [bound.get("__float__") if isinstance(bound, dict) else bound for bound in published]

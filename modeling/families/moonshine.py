@@ -88,11 +88,7 @@ def _convolutions(width: int) -> tuple[WaveLayer, ...]:
 
 
 def _rotary(hf: ConfigReader, width: int) -> RotaryPositions:
-    """The positions of both sides.
-
-    Raises:
-        ConfigError: a scaling, or a number of rotated channels without a kernel.
-    """
+    """The positions of both sides."""
     head_dim = width // _heads(hf, width)
     positions = read_rotary(
         hf, head_dim=head_dim, context_length=CONTEXT, fraction=0.9, interleaved=True
@@ -107,12 +103,7 @@ def _rotary(hf: ConfigReader, width: int) -> RotaryPositions:
 
 
 def _heads(hf: ConfigReader, width: int) -> int:
-    """The number of heads of both sides.
-
-    Raises:
-        ConfigError: not the same number everywhere, which transformers does not compute either, or
-            one that does not divide the width.
-    """
+    """The number of heads of both sides."""
     sides = ("encoder", "decoder")
     counts = [hf.size(f"{side}_num_attention_heads", 8) for side in sides]
     counts += [

@@ -75,11 +75,7 @@ class ConfigReader:
     def get(self, key: str, kind: type[T], default: T) -> T: ...
 
     def get(self, key: str, kind: type[T], default: object = ...) -> object:
-        """The value of `key`, or `default` where it is absent or null.
-
-        Raises:
-            ConfigError: absent without a default, or not a (finite) `kind`.
-        """
+        """The value of `key`, or `default` where it is absent or null."""
         self._read.add(key)
         value = self._values.get(key)
         if value is None:
@@ -110,11 +106,7 @@ class ConfigReader:
     def size(
         self, key: str, default: int | EllipsisType | None = ..., *, most: int = MAX_SIZE
     ) -> int | None:
-        """The value of `key` as a size from 1 to `most`; see `get`.
-
-        Raises:
-            ConfigError: absent without a default, or not such a size.
-        """
+        """The value of `key` as a size from 1 to `most`; see `get`."""
         if isinstance(default, EllipsisType):
             value: int | None = self.get(key, int)
         elif default is None:
@@ -185,11 +177,7 @@ class ConfigReader:
         }
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """The list of finite numbers under `key`.
-
-        Raises:
-            ConfigError: absent, or not such a list.
-        """
+        """The list of finite numbers under `key`."""
         values = self.get(key, list)
         if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
             raise ConfigError(
@@ -198,11 +186,7 @@ class ConfigReader:
         return tuple(map(float, values))
 
     def architecture(self, *known: str) -> str:
-        """The model class in `architectures`, which determines the head.
-
-        Raises:
-            ConfigError: not exactly one class, or another than `known`.
-        """
+        """The model class in `architectures`, which determines the head."""
         names = self.get("architectures", list, [])
         if len(names) != 1 or names[0] not in known:
             raise ConfigError(
@@ -240,9 +224,6 @@ class ConfigReader:
 
         Args:
             accept_unknown: unknown keys to ignore.
-
-        Raises:
-            ConfigError: a key that may matter was not read, or an accepted key is absent or known.
         """
         fates, unknown = dict(self._fates()), set(self.unknown())
         for key in accept_unknown:

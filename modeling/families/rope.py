@@ -44,9 +44,6 @@ def read_rotary(
         fraction: default share of a head's channels that is rotated.
         interleaved: see `RotaryPositions`.
         backward: see `RotaryPositions`.
-
-    Raises:
-        ConfigError: a kind of scaling that Ortolan does not have.
     """
     # If a config has both, the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
@@ -105,9 +102,6 @@ def read_rotaries(
         kinds: for each kind, the key of its base, and the default base.
         head_dim: channels of a head, all of which are rotated.
         context_length: see `StackConfig`.
-
-    Raises:
-        ConfigError: a kind of scaling that Ortolan does not have.
     """
     scaling, parameters = hf.nested("rope_scaling"), hf.nested("rope_parameters")
     rotaries = {}

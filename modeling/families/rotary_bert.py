@@ -63,11 +63,7 @@ class RotaryBertFormat:
     masked: str | None
 
     def read(self, hf: ConfigReader) -> EncoderConfig:
-        """A published config as an `EncoderConfig`.
-
-        Raises:
-            ConfigError: widths that do not fit.
-        """
+        """A published config as an `EncoderConfig`."""
         hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
         hf.require("tie_word_embeddings")
         _check_old_switches(hf)

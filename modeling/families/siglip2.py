@@ -58,9 +58,6 @@ def read_siglip2(tower: ConfigReader, head: Head | None = None, *, merge: int = 
         tower: config of the encoder.
         head: of the encoder.
         merge: side of the squares of patches that the head joins.
-
-    Raises:
-        ConfigError: the table of positions is no square.
     """
     config, count = read_siglip(tower, None), tower.size("num_patches", 256)
     if math.isqrt(count) ** 2 != count:

@@ -169,11 +169,7 @@ class T5Format:
         )
 
     def write(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:
-        """The `config.json` of a model that computes what `config` says.
-
-        Raises:
-            ConfigError: the format does not have these positions.
-        """
+        """The `config.json` of a model that computes what `config` says."""
         if isinstance(config, EncoderConfig):
             own = {"architectures": [f"{self.classes}{ENCODER}"], "is_encoder_decoder": False}
             return _hf_config(config, config) | own

@@ -116,9 +116,6 @@ def read_vision(
         class_token: see `PatchInput`.
         distillation_token: see `PatchInput`.
         registers: see `PatchInput`.
-
-    Raises:
-        ConfigError: widths or sizes that do not fit.
     """
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
     # Keys of heads that are not served, and of the pooler.

@@ -124,11 +124,7 @@ class WaveFormat:
         }
 
     def read(self, hf: ConfigReader) -> EncoderConfig:
-        """A published config as an `EncoderConfig`.
-
-        Raises:
-            ConfigError: layers that Ortolan does not have, or sizes that do not fit.
-        """
+        """A published config as an `EncoderConfig`."""
         ctc = f"{self.classes}ForCTC"
         known = (f"{self.classes}Model", f"{self.classes}ForPreTraining", ctc)
         head = CtcHead(size=hf.size("vocab_size", 32)) if hf.architecture(*known) == ctc else None
@@ -183,12 +179,7 @@ class WaveFormat:
 
 
 def _read_layers(hf: ConfigReader, activation: Activation) -> tuple[WaveLayer, ...]:
-    """The convolutions of a wave; only the first one has the norm `group`.
-
-    Raises:
-        ConfigError: lists of different lengths, or with other values than sizes; or an unknown
-            norm.
-    """
+    """The convolutions of a wave; only the first one has the norm `group`."""
     norm = hf.get("feat_extract_norm", str, "group")
     if norm not in ("group", "layer"):
         raise ConfigError(

@@ -16,11 +16,10 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.layers.cache import LayerCache, Pick, StepLengths, same
 from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import (
     Heads,
-    Relative,
-    Rotary,
     attention,
     attention_weights,
     cached_attention,
@@ -33,6 +32,7 @@ from ortolan.modeling.layers.ops import (
     split_projections,
 )
 from ortolan.modeling.layers.rotation import turn
+from ortolan.modeling.layers.scores import Relative
 
 
 class SelfAttention(nn.Module):

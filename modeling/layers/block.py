@@ -26,9 +26,10 @@ from ortolan.modeling.layers.convolution import ShortConv
 from ortolan.modeling.layers.feed_forward import feed_forward
 from ortolan.modeling.layers.gated_delta import GatedDelta
 from ortolan.modeling.layers.linear_recurrence import LinearRecurrence
+from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.mixture import Mixture
 from ortolan.modeling.layers.norms import norm
-from ortolan.modeling.layers.ops import Relative, Rotary
+from ortolan.modeling.layers.scores import Relative
 from ortolan.modeling.layers.state_space import state_space
 
 

@@ -61,9 +61,6 @@ class PatchEmbedding(nn.Module):
         """Embed images `(B, C, Y, X)` as `(B, N, E)`, row by row, after the trained tokens.
 
         Registers follow later, since they have no positions.
-
-        Raises:
-            ValueError: the images have another size.
         """
         if tuple(pixels_BCYX.shape[1:]) != self.image:
             raise ValueError(
@@ -118,11 +115,7 @@ class AudioEmbedding(nn.Module):
         self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
 
     def forward(self, mel_BMA: Tensor) -> Tensor:
-        """Embed spectrograms `(B, M, A)` as `(B, A / 2, E)`.
-
-        Raises:
-            ValueError: the spectrograms have another size.
-        """
+        """Embed spectrograms `(B, M, A)` as `(B, A / 2, E)`."""
         if tuple(mel_BMA.shape[1:]) != self.spectrogram:
             raise ValueError(
                 f"mel: the model needs spectrograms of shape {self.spectrogram} (got "

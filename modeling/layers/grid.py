@@ -88,11 +88,7 @@ def in_squares(values_YXF: Tensor, side: int) -> Tensor:
 
 
 def flat_patches(pixels_CYX: Tensor, config: GridInput) -> Tensor:
-    """Cut pixels of whole squares of patches into flat patches `(M, J, F)`.
-
-    Raises:
-        ValueError: the sides are not multiples of the squares.
-    """
+    """Cut pixels of whole squares of patches into flat patches `(M, J, F)`."""
     (channels, height, width), size = pixels_CYX.shape, config.patch_size
     if height % (size * config.merge) or width % (size * config.merge):
         raise ValueError(

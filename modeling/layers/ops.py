@@ -33,25 +33,6 @@ from ortolan.modeling.layers.scores import (
 )
 from ortolan.modeling.layers.sizes import is_one
 
-__all__ = [
-    "Heads",
-    "Relative",
-    "Rotary",
-    "attention",
-    "attention_weights",
-    "cached_attention",
-    "cross_attention",
-    "cross_attention_weights",
-    "cross_states",
-    "extended",
-    "over_heads",
-    "shared_attention",
-    "softplus",
-    "split",
-    "split_heads",
-    "split_projections",
-]
-
 
 class Heads(NamedTuple):
     """Queries, keys and values as separate tensors.

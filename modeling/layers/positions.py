@@ -91,9 +91,6 @@ def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]]
         ids_BS: int64 `(B, S)`.
         token: id that stands for a vector.
         grids: rows and columns of vectors of each image, in order.
-
-    Raises:
-        ValueError: the text has another number of vectors.
     """
     counts = int((ids_BS == token).sum()), sum(rows * columns for rows, columns in grids)
     if counts[0] != counts[1]:

@@ -32,11 +32,7 @@ class Relative(NamedTuple):
     reach: Tensor | None = None
 
     def by(self, table: nn.Embedding) -> "Relative":
-        """Look up the bias of each distance in a table `(buckets, heads)`.
-
-        Raises:
-            TypeError: the positions have no buckets.
-        """
+        """Look up the bias of each distance in a table `(buckets, heads)`."""
         if self.rows is None or self.buckets is None:
             raise TypeError("a bias table needs the bucket of every distance")
         by_distance_MH = table(self.buckets)

@@ -24,11 +24,7 @@ class Addressing(NamedTuple):
 
 @torch.no_grad()
 def addressing(model: RecurrentModel, input_ids: Tensor) -> Addressing:
-    """Attention of all heads while the model reads int64 `(B, S)`.
-
-    Raises:
-        ConfigError: the model has no memory.
-    """
+    """Attention of all heads while the model reads int64 `(B, S)`."""
     if model.memory is None:
         raise ConfigError("This model has no memory. Pass a network whose config has memory_slots.")
     weights: list[Tensor] = []

@@ -28,8 +28,8 @@ from ortolan.modeling.layers.embeddings import (
     position_convolution,
     position_embedding,
 )
+from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.norms import norm
-from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import (
     axes_name,
     by_axes,
@@ -37,7 +37,7 @@ from ortolan.modeling.layers.positions import (
     rotary_names,
     tables,
 )
-from ortolan.modeling.layers.scores import add, window_bias
+from ortolan.modeling.layers.scores import Relative, add, window_bias
 from ortolan.modeling.models.model import TransformerModel
 
 

@@ -53,7 +53,8 @@ from ortolan.modeling.layers.heads import (
     lengths_to_end,
 )
 from ortolan.modeling.layers.heads import Features as FeatureHeadLayers
-from ortolan.modeling.layers.ops import Relative, select
+from ortolan.modeling.layers.ops import select
+from ortolan.modeling.layers.scores import Relative
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack
@@ -488,11 +489,7 @@ def _of_patches(grid: Grid | None) -> Tensor | None:
 
 
 def build(config: ModelConfig) -> TransformerModel:
-    """Build the model of a config, with random weights.
-
-    Raises:
-        TypeError: `config` is not the config of a model.
-    """
+    """Build the model of a config, with random weights."""
     match config:
         case DecoderConfig():
             return DecoderModel(config)

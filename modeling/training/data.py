@@ -161,10 +161,6 @@ def read_data(recipe: Recipe, folder: Path, kind: type[D]) -> D:
         recipe: the recipe.
         folder: the folder of the recipe.
         kind: class that the task learns from.
-
-    Raises:
-        RecipeError: there is no such function, its parameters do not match the recipe, or it
-            returns something else, nothing to learn from or nothing to measure on.
     """
     options = dict(recipe.data)
     source = options.pop("source", None)

@@ -91,11 +91,7 @@ class Recipe(_Table, frozen=True, kw_only=True):
     training: OptimizerRecipe
 
     def required(self, value: T | None, field: str) -> T:
-        """The value of a field that only some tasks need.
-
-        Raises:
-            RecipeError: the field is absent.
-        """
+        """The value of a field that only some tasks need."""
         if value is None:
             task = self.task.get("name", self.task.get("source"))
             raise RecipeError(f"{field}: the task {task} needs it. Set it.")
@@ -103,12 +99,7 @@ class Recipe(_Table, frozen=True, kw_only=True):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe.
-
-    Raises:
-        RecipeError: the file is absent or not TOML, or a field is unknown, missing or of the wrong
-            type.
-    """
+    """Read a recipe."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Recipe)
     except OSError as error:

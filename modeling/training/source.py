@@ -29,9 +29,6 @@ def named_object(source: object, folder: Path, table: str) -> Callable[..., Any]
         source: such as `data.py:read`.
         folder: the folder of the recipe.
         table: the table, for error messages.
-
-    Raises:
-        RecipeError: there is no such file or name, or the file imports a missing package.
     """
     file, _, name = source.rpartition(":") if isinstance(source, str) else ("", "", "")
     if not (file.endswith(".py") and name.isidentifier()):
@@ -78,9 +75,6 @@ def arguments_of(
         options: keys of the table.
         table: the table, for error messages.
         other: parameters that do not come from the table.
-
-    Raises:
-        RecipeError: an option is unknown, missing or of the wrong type.
     """
     fields: list[Any] = []
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():

@@ -23,9 +23,6 @@ def byte_level_bpe(
         vocab_size: number of ids, special tokens included; fewer if the texts have fewer.
         special_tokens: tokens that get the first ids, in order.
         pieces: see `TokenizerRecipe`.
-
-    Raises:
-        RecipeError: `pieces` is not a regular expression.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter(pieces)
@@ -59,11 +56,7 @@ def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a special token.
-
-    Raises:
-        RecipeError: the tokenizer has no such token.
-    """
+    """The id of a special token."""
     number = tokenizer.token_to_id(token)
     if number is None:
         raise RecipeError(f"The tokenizer has no token {token!r}. Check tokenizer.end_of_text.")
@@ -71,10 +64,6 @@ def id_of(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], end_of_text: str) -> list[list[int]]:
-    """Ids of the documents, each after the special token.
-
-    Raises:
-        RecipeError: the tokenizer has no such token.
-    """
+    """Ids of the documents, each after the special token."""
     start = id_of(tokenizer, end_of_text)
     return [[start, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]

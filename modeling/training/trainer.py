@@ -33,12 +33,6 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
 
     Returns:
         The folder.
-
-    Raises:
-        RecipeError: the recipe is wrong, its data cannot be read, or this machine has no compiler
-            for `compile`.
-        ConfigError: Ortolan has no such model.
-        CheckpointError: the folder cannot be written.
     """
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent

@@ -9,8 +9,6 @@ from typing import Literal
 
 from ortolan.runtime.errors import ContextLengthError, InputError
 
-__all__ = ["Case", "cases", "check_context"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -54,12 +52,7 @@ def cases(
 
 
 def check_context(chosen: Iterable[Case], context: int) -> None:
-    """Check that the cases fit into the context of a model.
-
-    Raises:
-        ContextLengthError: one does not. Names the longest case, and the lengths that fit.
-        InputError: a case has no tokens or a negative depth.
-    """
+    """Check that the cases fit into the context of a model."""
     flags: dict[str, str] = {}
     longest: Case | None = None
     for case in chosen:

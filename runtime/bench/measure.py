@@ -93,10 +93,6 @@ def measure(
         chosen: cases, in the order in which each repetition runs them.
         repetitions: counted runs per case.
         progress: called with the number of runs done and the total.
-
-    Raises:
-        ContextLengthError: a case exceeds the model's context.
-        InputError: there is no case, or a number is out of range.
     """
     ordered = tuple(chosen)
     if not ordered:

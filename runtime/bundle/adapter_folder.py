@@ -31,19 +31,6 @@ from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import AdapterError, BundleFileError
 
-__all__ = [
-    "BLOB",
-    "NAME",
-    "SCHEMA",
-    "Adapter",
-    "AdapterManifest",
-    "Factors",
-    "Update",
-    "encode",
-    "open_adapter",
-    "write_factors",
-]
-
 NAME = "adapter.json"
 BLOB = "adapter.bin"
 SCHEMA: Final = 1
@@ -132,11 +119,7 @@ class Adapter:
     identity: str
 
     def factors(self) -> dict[str, Factors]:
-        """Read the factors of every update, by name of weight.
-
-        Raises:
-            AdapterError: adapter.bin was changed, or holds numbers that are not finite.
-        """
+        """Read the factors of every update, by name of weight."""
         data, place = self.read(BLOB), 0
         factors = {}
         for update in self.manifest.updates:
@@ -156,11 +139,7 @@ class Adapter:
         return factors
 
     def read(self, name: str) -> bytes:
-        """Read a whole file and check its hash.
-
-        Raises:
-            AdapterError: adapter.json does not list the file, or it was changed.
-        """
+        """Read a whole file and check its hash."""
         for file in self.manifest.files:
             if file.name == name:
                 try:
@@ -170,11 +149,7 @@ class Adapter:
         raise _damaged(self.path, f"{NAME} lists no file {name}")
 
     def check_bundle(self, manifest: Manifest) -> None:
-        """Check that the adapter was made for a bundle.
-
-        Raises:
-            AdapterError: it was made for another one.
-        """
+        """Check that the adapter was made for a bundle."""
         if fingerprint(manifest) != self.manifest.bundle:
             raise AdapterError(
                 f"{self.path}: this adapter was made for another bundle. Make it again with "
@@ -183,11 +158,7 @@ class Adapter:
 
 
 def open_adapter(path: Path) -> Adapter:
-    """Open an adapter and check that its files fit its description.
-
-    Raises:
-        AdapterError: there is none, or it is damaged.
-    """
+    """Open an adapter and check that its files fit its description."""
     try:
         with open_plain(path, NAME) as stream:
             data = b"".join(chunks(stream, NAME, limits.MAX_MANIFEST_BYTES + 1))

@@ -17,8 +17,6 @@ from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.errors import BundleFileError
 from ortolan.runtime.graph.summary import GraphSummary
 
-__all__ = ["Bundle", "Progress", "check_file", "checked_chunks", "chunks"]
-
 Progress = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
 
@@ -102,11 +100,7 @@ class Bundle:
 def check_file(
     folder: Path, file: File, *, is_read: bool, progress: Progress | None = None
 ) -> None:
-    """Check the size of a listed file and, with `is_read`, its hash.
-
-    Raises:
-        BundleFileError: the file is missing, resized, altered, or not a plain file.
-    """
+    """Check the size of a listed file and, with `is_read`, its hash."""
     if is_read:
         for _ in checked_chunks(folder, file, progress):
             pass

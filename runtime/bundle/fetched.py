@@ -20,8 +20,6 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_parts
 from ortolan.runtime.errors import BundleError, UntrustedError
 
-__all__ = ["fetched", "is_fetched"]
-
 _NOTE = "fetched.json"
 """Says where a bundle is from; not a file of the bundle."""
 
@@ -40,12 +38,6 @@ def fetched(
         source: a name, or the listing of its repository.
         progress: called as bytes arrive and are checked; by default `huggingface_hub` draws bars.
         waiting: called once if another process is fetching the bundle, which is then waited for.
-
-    Raises:
-        BundleError: the bundle is damaged, or uses custom operators. It is not kept.
-        CacheError: the cache cannot be written.
-        HubError: the Hub refuses or cannot be reached, or its library is not installed.
-        RepositoryError: the repository holds no such bundle.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
     folder = bundle_folder(listing.sizes, listing.name)

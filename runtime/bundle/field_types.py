@@ -6,8 +6,6 @@ from msgspec import Meta
 
 from ortolan.runtime import limits
 
-__all__ = ["Label", "Prompt", "Sha256", "TokenId"]
-
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
 Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]

@@ -13,8 +13,6 @@ from typing import BinaryIO
 from ortolan.cache import cache_folder
 from ortolan.runtime.errors import BundleFileError
 
-__all__ = ["open_plain"]
-
 # relative to an open folder no part of the path can be swapped for a link (not on Windows)
 _BENEATH = {os.open, os.stat} <= os.supports_dir_fd
 
@@ -38,10 +36,6 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
 
     Returns:
         An unbuffered stream; the caller closes it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        BundleFileError: it is a link, a folder, a pipe or a device, or cannot be read.
     """
     try:
         descriptor = _open(folder, name)

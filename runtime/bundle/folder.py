@@ -19,17 +19,6 @@ from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = [
-    "SIGNATURE",
-    "files_of",
-    "open_bundle",
-    "open_head",
-    "open_media",
-    "open_parts",
-    "open_texts",
-    "retry_if_replaced",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 StrPath = str | os.PathLike[str]
@@ -45,9 +34,6 @@ def retry_if_replaced(read: F) -> F:
 
     Args:
         read: takes the path as its first argument.
-
-    Raises:
-        InputError: not a path.
     """
 
     @functools.wraps(read)
@@ -114,11 +100,7 @@ def open_bundle(
 
 
 def open_media(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
-    """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`.
-
-    Raises:
-        BundleFileError: it is not the one that the decoder was exported with.
-    """
+    """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`."""
     features = bundle.manifest.features
     expected = None if features is None else features.encoder
     folder = bundle.path / bundle.manifest.media_folder
@@ -149,23 +131,14 @@ def _check_tiles(encoder: Bundle, tiles: Tiles) -> None:
 
 
 def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
-    """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`.
-
-    Raises:
-        BundleFileError: it is not the one that the decoder was exported with.
-    """
+    """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`."""
     hidden = bundle.manifest.hidden
     head = open_bundle(bundle.path / MTP, full_check=full_check, trust=trust)
     return _expected(head, "head", None if hidden is None else hidden.head)
 
 
 def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
-    """Open the encoder of texts that images are compared with; same errors as `open_bundle`.
-
-    Raises:
-        BundleFileError: it is not the one that the encoder of images was exported with, or their
-            embeddings cannot be compared.
-    """
+    """Open the encoder of texts that images are compared with; same errors as `open_bundle`."""
     comparison, output = bundle.manifest.comparison, bundle.manifest.output
     texts = open_bundle(bundle.path / TEXT, full_check=full_check, trust=trust)
     texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
@@ -180,11 +153,7 @@ def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
 def open_parts(
     bundle: Bundle, *, full_check: bool = False, trust: bool = False
 ) -> dict[str, Bundle]:
-    """Open the bundles in a bundle, by name; same errors as `open_bundle`.
-
-    Raises:
-        BundleFileError: one is not the one that the bundle was exported with.
-    """
+    """Open the bundles in a bundle, by name; same errors as `open_bundle`."""
     openers = {
         "media": open_media if bundle.manifest.features is not None else None,
         "head": open_head if bundle.manifest.has_head else None,

@@ -45,22 +45,13 @@ from ortolan.runtime.graph.summary import (
     Value,
 )
 
-__all__ = ["check_graph"]
-
 Shape = tuple[int | str, ...]
 
 _SELF_ATTENTION = "com.microsoft::GroupQueryAttention"
 
 
 def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
-    """Check that a graph fits its manifest.
-
-    Raises:
-        GraphError: an operator is neither in the vocabulary nor in the manifest; a tensor is
-            outside the weights of the manifest; a local function is not a known body of a portable
-            bundle; an input or output is missing, or has another type or size; or attention sees
-            other tokens than it does in this role.
-    """
+    """Check that a graph fits its manifest."""
     _check_operators(file, graph.foreign, manifest)
     _check_external(file, graph.external, manifest)
     for function in graph.functions:

@@ -33,38 +33,6 @@ from ortolan.runtime.bundle.sources import (
 )
 from ortolan.runtime.errors import GraphError, ManifestError
 
-__all__ = [
-    "ADAPTERS",
-    "COLUMN_WEIGHTS",
-    "CROSS",
-    "FEATURES",
-    "FEATURE_ROWS",
-    "HIDDEN",
-    "IDS",
-    "LENGTHS",
-    "LOGITS",
-    "MEL",
-    "OUTPUT",
-    "PAST",
-    "PATCHES",
-    "PIXELS",
-    "POSITIONS",
-    "PRESENT",
-    "PREVIOUS",
-    "ROW_WEIGHTS",
-    "SOURCE_LENGTHS",
-    "STEP_INPUTS",
-    "TARGET_IDS",
-    "TYPES",
-    "WAVE",
-    "WINDOW_STARTS",
-    "check_layout",
-    "check_names",
-    "inputs_of",
-    "outputs_of",
-    "state_names",
-]
-
 IDS, LENGTHS, PIXELS, MEL, WAVE = "input_ids", "lengths", "pixels", "mel", "wave"
 """Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms or waves of
 sounds."""
@@ -184,11 +152,7 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
 def check_names(
     role: str, manifest: Manifest, *, inputs: Collection[str], outputs: Collection[str]
 ) -> None:
-    """Check that a graph has exactly the inputs and outputs of its role.
-
-    Raises:
-        GraphError: it does not.
-    """
+    """Check that a graph has exactly the inputs and outputs of its role."""
     for kind, expected, got in (
         ("inputs", set(inputs_of(role, manifest)), set(inputs)),
         ("outputs", set(outputs_of(role, manifest)), set(outputs)),
@@ -203,12 +167,7 @@ def check_names(
 
 
 def check_layout(manifest: Manifest) -> None:
-    """Check that this runtime can drive the graphs and states.
-
-    Raises:
-        ManifestError: a graph needs a number of new tokens that no step has, or a state does not
-            have the batch as its first axis.
-    """
+    """Check that this runtime can drive the graphs and states."""
     for role, graph in manifest.graphs.items():
         takes_one = role in (DECODER, DECODE)
         if graph.sequence is not None and not (takes_one and graph.sequence == 1):

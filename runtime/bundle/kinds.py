@@ -6,22 +6,6 @@ Whatever depends on the kind is a field of its entry, so a new kind is a new ent
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "BOTH_WAYS",
-    "DECODE",
-    "DECODER",
-    "ENCODER",
-    "KINDS",
-    "MAPS_ROLE",
-    "ON_DEMAND",
-    "OUTPUTS",
-    "PREFILL",
-    "STEPPED",
-    "ModelKind",
-    "OutputKind",
-    "ScoreFunction",
-]
-
 ENCODER, DECODER, PREFILL, DECODE = "encoder", "decoder", "prefill", "decode"
 """Roles of graphs: whole sources; steps of any length, long ones (prefill), short ones (decode)."""
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.kinds import ScoreFunction
 
-__all__ = ["distinct", "named_scores", "ranked", "scores_of"]
-
 
 def scores_of(numbers_L: NDArray[Any], function: ScoreFunction) -> NDArray[np.float64]:
     """Turn the numbers of one input into scores, `(L,)`."""

@@ -40,28 +40,6 @@ from ortolan.runtime.bundle.sources import (
 )
 from ortolan.runtime.errors import BundleKindError
 
-__all__ = [
-    "NAME",
-    "READABLE",
-    "SCHEMA",
-    "CacheType",
-    "File",
-    "Graph",
-    "Host",
-    "KindName",
-    "Manifest",
-    "Output",
-    "OutputName",
-    "Provenance",
-    "QuantizedTensor",
-    "SessionSettings",
-    "Speech",
-    "State",
-    "StateType",
-    "Tokens",
-    "wrong_kind",
-]
-
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
 

@@ -51,12 +51,7 @@ class _Version(msgspec.Struct):
 
 
 def decode(data: bytes) -> Manifest:
-    """Read a manifest and check that its fields fit together.
-
-    Raises:
-        ManifestError: not UTF-8 JSON; another schema; a field is unknown, missing, repeated, out
-            of range or not for this kind of bundle; or a name is not among the files.
-    """
+    """Read a manifest and check that its fields fit together."""
     if len(data) > limits.MAX_MANIFEST_BYTES:
         raise _refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
     try:
@@ -78,11 +73,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Write a manifest as indented JSON; equal manifests have equal bytes.
-
-    Raises:
-        ManifestError: `decode` would reject the result.
-    """
+    """Write a manifest as indented JSON; equal manifests have equal bytes."""
     compact = msgspec.json.encode(manifest, order="deterministic")
     data = msgspec.json.format(compact, indent=2) + b"\n"
     decode(data)

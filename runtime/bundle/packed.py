@@ -40,25 +40,6 @@ from ortolan.runtime.errors import BundleError, BundleFileError
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.machine.processor import processor_features
 
-__all__ = [
-    "ALIGNMENT",
-    "BLOB",
-    "NAME",
-    "SCHEMA",
-    "SEAL",
-    "Carrier",
-    "Packed",
-    "PackedGraph",
-    "PackedManifest",
-    "PackedWeight",
-    "Span",
-    "UnusableError",
-    "encode",
-    "find_packed",
-    "folder_name",
-    "open_packed",
-]
-
 NAME = "packed.json"
 SEAL = "packed.seal"
 BLOB = "packed.bin"
@@ -182,12 +163,7 @@ class UnusableError(Exception):
 def open_packed(
     bundle: Bundle, folder: str, *, onnxruntime: str, full_check: bool = False
 ) -> Packed:
-    """Open a packed folder and check it. Nothing is parsed before the seal is verified.
-
-    Raises:
-        UnusableError: it is damaged, or not for this bundle or this machine.
-        BundleFileError: `full_check` is set and the packed weights were altered.
-    """
+    """Open a packed folder and check it. Nothing is parsed before the seal is verified."""
     path = bundle.path / folder
     packed = _read_manifest(path)
     for what, expected, got in (
@@ -221,9 +197,6 @@ def find_packed(bundle: Bundle, *, onnxruntime: str, full_check: bool = False) -
 
     Returns:
         `None` if there are none. If none of them is usable, a warning says why.
-
-    Raises:
-        BundleFileError: `full_check` is set and the packed weights were altered.
     """
     matching = folder_name(onnxruntime)
     folders = sorted(_folders(bundle.path), key=lambda name: (name != matching, name))

@@ -8,23 +8,6 @@ from msgspec import Meta
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label, Sha256, TokenId
 
-__all__ = [
-    "MTP",
-    "SOUND",
-    "TEXT",
-    "VISION",
-    "ClosestShape",
-    "Comparison",
-    "Dictation",
-    "Features",
-    "HiddenStates",
-    "LongestSide",
-    "Oversized",
-    "TileText",
-    "Tiles",
-    "Wrapping",
-]
-
 VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
 """Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
 its head that predicts further tokens, and the encoder of texts that images are compared with."""

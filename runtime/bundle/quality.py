@@ -8,8 +8,6 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = ["COSINE_SCALE", "KL_SCALE", "Quality", "Word", "rate"]
-
 Word = Literal["excellent", "good", "fair", "poor"]
 
 KL_SCALE = (0.01, 0.05, 0.15)

@@ -13,8 +13,6 @@ from pathlib import Path
 from ortolan import files
 from ortolan.runtime.machine.state_folder import state_folder
 
-__all__ = ["check_seal", "make_seal"]
-
 _KEY_BYTES = 32
 _KEY = "seal.key"
 
@@ -24,9 +22,6 @@ def make_seal(data: bytes) -> bytes:
 
     Returns:
         64 hexadecimal digits and a newline.
-
-    Raises:
-        OSError: the key can be neither read nor created.
     """
     key = _read_key()
     if key is None:

@@ -8,23 +8,6 @@ from msgspec import Meta
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label, Prompt, TokenId
 
-__all__ = [
-    "AudioSource",
-    "ChunkedSource",
-    "Filter",
-    "Fit",
-    "ImageSource",
-    "MostPatches",
-    "PatchSource",
-    "PositionTable",
-    "Side",
-    "Size",
-    "Source",
-    "TextSource",
-    "WaveSource",
-    "WholeSquares",
-]
-
 
 class TextSource(
     msgspec.Struct,

@@ -14,8 +14,6 @@ from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.errors import BundleError, UntrustedError
 
-__all__ = ["NAME", "check_trusted", "trust"]
-
 NAME = "operators.seal"
 
 _LISTED = 3
@@ -23,20 +21,12 @@ _LISTED = 3
 
 
 def trust(folder: Path, manifest: Manifest) -> None:
-    """Trust a bundle that uses custom operators, for this user.
-
-    Raises:
-        OSError: the seal or its key cannot be written.
-    """
+    """Trust a bundle that uses custom operators, for this user."""
     files.write(folder / NAME, seal.make_seal(_sealed(manifest)))
 
 
 def check_trusted(folder: Path, manifest: Manifest) -> None:
-    """Check that a bundle has no custom operators, or that this user trusts it.
-
-    Raises:
-        UntrustedError: it has, and is not trusted. Names the operators.
-    """
+    """Check that a bundle has no custom operators, or that this user trusts it."""
     if not manifest.foreign_operators or seal.check_seal(_sealed(manifest), _read(folder)):
         return
     named = "; ".join(manifest.foreign_operators[:_LISTED])

@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-__all__ = ["JSON", "MAX_PYTHON", "as_json", "typed", "types_of"]
-
 MAX_PYTHON = 16_384
 """Maximum characters handed to Python's parser, which is not safe for long hostile input."""
 
@@ -63,12 +61,7 @@ def typed(text: str, schema: Any, key: str) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a Python value to its JSON form.
-
-    Raises:
-        TypeError: JSON has no such value, for example a set.
-        ValueError: JSON has no such number, for example NaN.
-    """
+    """Convert a Python value to its JSON form."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 

@@ -20,8 +20,6 @@ from ortolan.runtime.errors import ChatError, ChatTemplateError
 if TYPE_CHECKING:
     from ortolan.runtime.chat.template import ChatTemplate
 
-__all__ = ["ID", "Frame", "Pairs", "common_start", "frame_of"]
-
 ID = "probe0123"
 """Call id in a frame: nine letters and digits, as Mistral's templates require."""
 
@@ -88,11 +86,7 @@ class Frame:
 
 
 def frame_of(template: "ChatTemplate", form: Format) -> Frame:
-    """Return the frame of the calls of a format.
-
-    Raises:
-        ChatError: the template shows no call that the parser reads back.
-    """
+    """Return the frame of the calls of a format."""
     for frame in (_Probe(template, form).frame(), _default(form.calls)):
         if frame is not None and _is_read(frame, form):
             return frame

@@ -14,18 +14,6 @@ from typing import Any
 from ortolan.runtime.chat.argument_types import JSON, MAX_PYTHON, as_json, typed
 from ortolan.runtime.chat.messages import is_name
 
-__all__ = [
-    "Reader",
-    "ToolCall",
-    "UnfinishedError",
-    "fenced_calls",
-    "headed",
-    "json_calls",
-    "pair_calls",
-    "python_calls",
-    "xml_calls",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
@@ -247,12 +235,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _decoded(text: str, at: int = 0) -> tuple[Any, int]:
-    """Decode the JSON value at a position; return it and its end.
-
-    Raises:
-        UnfinishedError: the text ends inside a string.
-        ValueError: there is no JSON value.
-    """
+    """Decode the JSON value at a position; return it and its end."""
     try:
         return JSON.raw_decode(text, at)
     except json.JSONDecodeError as error:

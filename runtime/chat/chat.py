@@ -30,8 +30,6 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.media import MediaPrompt, wrapped
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["Chat", "Question"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -64,10 +62,6 @@ class Chat:
 
     Attributes:
         template: chat template of the bundle.
-
-    Raises:
-        ChatTemplateError: the template is missing or invalid.
-        TokenizerError: the bundle has no tokenizer.
     """
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
@@ -80,12 +74,7 @@ class Chat:
         self._showing = cache(tokenizer.showing)
 
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
-        """Turn messages into a request.
-
-        Raises:
-            ChatError: see `ChatTemplate.prompt`; also if Ortolan cannot read this model's calls.
-            ChatTemplateError: see `ChatTemplate.prompt`.
-        """
+        """Turn messages into a request."""
         of_prompt, request = split(options)
         requested_choice = of_prompt.pop("tool_choice", None)
         if self._manifest.features is None:

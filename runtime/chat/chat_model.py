@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.chat.template import ChatTemplate
 
-__all__ = ["ChatModel"]
-
 
 class ChatModel(ABC):
     """Chat methods for a model that continues prompts."""

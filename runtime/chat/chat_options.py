@@ -6,8 +6,6 @@ from typing import Any
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.generation.options import Options
 
-__all__ = ["ChatOptions", "split"]
-
 
 class ChatOptions(Options, total=False):
     """Options of a chat request, in addition to all options of `generate`.

@@ -8,8 +8,6 @@ from ortolan.runtime.chat.provenance import Span
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["encode", "replaced", "user_spans"]
-
 MAX_ROUNDS = 8
 """Maximum rounds of cuts; a control token that contains others needs one for each."""
 
@@ -35,9 +33,6 @@ def user_spans(
         again: the prompt rendered with marks, after their removal, and the spans between them;
             `None` if marks were lost.
         strings: the user's texts.
-
-    Raises:
-        ChatError: the template splits the texts, and one contains a control token.
     """
     if again is not None and again[0] == text:
         return again[1]
@@ -62,11 +57,7 @@ def user_spans(
 def encode(
     tokenizer: Tokenizer, control: Mapping[int, str], text: str, spans: list[Span]
 ) -> list[int]:
-    """Encode a prompt; a control token that touches a span is cut in two.
-
-    Raises:
-        ChatError: one cannot be cut.
-    """
+    """Encode a prompt; a control token that touches a span is cut in two."""
     touches = _touches(spans)
     cuts = {0, len(text)}
     for _ in range(MAX_ROUNDS):

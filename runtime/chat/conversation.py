@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat_options import ChatOptions
     from ortolan.runtime.chat.reply import Reply, ReplyStream
 
-__all__ = ["Answers", "Conversation"]
-
 VERSION = 1
 
 MAX_FILE_BYTES = 64 << 20

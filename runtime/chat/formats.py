@@ -17,8 +17,6 @@ from ortolan.runtime.chat.call_syntax import (
     xml_calls,
 )
 
-__all__ = ["NO_CALLS", "NO_REASONING", "CallFormat", "Format", "Reasoning", "format_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:

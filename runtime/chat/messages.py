@@ -13,19 +13,6 @@ from typing import Any
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.inputs.medium import Medium
 
-__all__ = [
-    "Message",
-    "PartsError",
-    "check_messages",
-    "check_only_text",
-    "check_tools",
-    "is_name",
-    "media_of",
-    "plain",
-    "with_joined_text",
-    "with_json_arguments",
-]
-
 Message = Mapping[str, Any]
 """A message: `role`, `content`, and the other fields of its role."""
 
@@ -88,9 +75,6 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Validate messages and copy them for a template.
 
     Fields that are `None` are dropped, and arguments of tool calls in JSON become objects.
-
-    Raises:
-        ChatError: a message is invalid; names the message and the field.
     """
     if not _is_list(messages) or not 1 <= len(messages) <= MAX_MESSAGES:
         raise ChatError(
@@ -101,22 +85,14 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
-    """Validate tools and copy them for a template.
-
-    Raises:
-        ChatError: a tool is invalid; names the tool and the field.
-    """
+    """Validate tools and copy them for a template."""
     if not _is_list(tools):
         raise ChatError(f"tools: expected a list, got {_got(tools)}.")
     return [_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
 
 
 def plain(value: Any, where: str, *, depth: int = 0) -> Any:
-    """Copy plain data, which JSON can hold.
-
-    Raises:
-        ChatError: the value is not plain data, or nested too deeply.
-    """
+    """Copy plain data, which JSON can hold."""
     if depth > MAX_DEPTH:
         raise ChatError(f"{where}: data is nested more than {MAX_DEPTH} levels deep.")
     if value is None or isinstance(value, bool | int | float):
@@ -217,11 +193,7 @@ def media_of(messages: Sequence[Message]) -> list[Medium]:
 
 
 def check_only_text(messages: Any) -> None:
-    """Check messages for a model that reads text only.
-
-    Raises:
-        ChatError: one has an image or a sound, or is invalid.
-    """
+    """Check messages for a model that reads text only."""
     for number, message in enumerate(check_messages(messages)):
         content = message["content"]
         kinds = [] if isinstance(content, str) else [part["type"] for part in content]

@@ -20,8 +20,6 @@ from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format
 from ortolan.runtime.generation.completion import TokenLogprobs
 
-__all__ = ["Piece", "ReplyParser", "call_id"]
-
 MAX_MARKS = 32
 """Maximum markers inside the values of one call; the call is read again after each."""
 

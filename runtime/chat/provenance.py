@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from ortolan.runtime.chat.messages import is_name
 
-__all__ = ["Marks", "Span", "marked", "unmarked"]
-
 _CANDIDATES = range(0x20000, 0x2A6D6)
 """Caseless characters that Python prints unescaped: rare Chinese ones."""
 

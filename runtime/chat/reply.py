@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.parser import Piece, ReplyParser
     from ortolan.runtime.generation.completion import Completion
 
-__all__ = ["Reply", "ReplyStream", "Texts", "reply_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:

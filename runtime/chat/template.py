@@ -23,8 +23,6 @@ from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.jinja.template import Template
 
-__all__ = ["ChatTemplate", "Prompt"]
-
 _PROBE = "a text to be found again"
 
 
@@ -60,9 +58,6 @@ class ChatTemplate:
         tokenizer: tokenizer of the bundle.
         special_tokens: template variables such as `bos_token`.
         images: what the template writes for an image, and the text that the model reads instead.
-
-    Raises:
-        ChatTemplateError: a template is invalid.
     """
 
     def __init__(
@@ -110,13 +105,6 @@ class ChatTemplate:
                 continues its content, or its reasoning if it has no content yet. Overrides
                 `add_generation_prompt`.
             max_tokens: see `Tokenizer.check_length`; `None` for no limit.
-
-        Raises:
-            ContextLengthError: the prompt is far too long.
-            InputError: `continue_final_message` is neither True nor False.
-            ChatError: messages or tools are invalid; the template rejects or ignores them; or they
-                contain a control token and the template splits their texts.
-            ChatTemplateError: the template is invalid or exceeds its limits.
         """
         data: dict[str, Any] = {
             "messages": self._with_known_roles(check_messages(messages)),
@@ -233,11 +221,7 @@ class ChatTemplate:
 def _check_shown(
     data: Mapping[str, Any], text: str, render: Callable[[Mapping[str, Any]], str], source: str
 ) -> None:
-    """Check that the model sees instructions and results; templates know some roles only.
-
-    Raises:
-        ChatError: the template drops the text of a system or tool message.
-    """
+    """Check that the model sees instructions and results; templates know some roles only."""
     messages = data["messages"]
     everything = "\0".join([source, *_strings(data)])
     unclear = [
@@ -280,11 +264,7 @@ def _refuse(message: Any) -> None:
 
 
 def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
-    """Append a tag to the text that the model continues, and return the name of its field.
-
-    Raises:
-        ChatError: the last message is not an answer, or ends in calls.
-    """
+    """Append a tag to the text that the model continues, and return the name of its field."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
         what = "tool calls" if "tool_calls" in last else f"a message of role {last['role']}"
@@ -304,11 +284,7 @@ def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
 
 
 def _before(text: str, tag: str, message: Mapping[str, Any]) -> str:
-    """Return what a template wrote before a tag, cut as transformers does.
-
-    Raises:
-        ChatError: it dropped the tag, or changed the text before it.
-    """
+    """Return what a template wrote before a tag, cut as transformers does."""
     mark = tag.strip()
     tagged = next(string for string in _strings([*message.values()]) if mark in string)
     at = text.rfind(mark)
@@ -334,11 +310,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _check_keys(value: Any, control: Sequence[str]) -> None:
-    """Keys get no marks, so they cannot contain control tokens.
-
-    Raises:
-        ChatError: one does.
-    """
+    """Keys get no marks, so they cannot contain control tokens."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             token = next((text for text in control if text in key), None)

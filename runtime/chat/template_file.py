@@ -9,8 +9,6 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["read_chat_template"]
-
 TEMPLATE = "chat_template.jinja"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -24,9 +22,6 @@ def read_chat_template(
     Case 1: chat_template.jinja.
     Case 2: one template in tokenizer_config.json.
     Case 3: several named templates in tokenizer_config.json.
-
-    Raises:
-        ChatTemplateError: there is no template, or a file is invalid.
     """
     names = {file.name for file in bundle.manifest.files}
     config = _object(bundle.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}

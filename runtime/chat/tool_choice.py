@@ -6,15 +6,9 @@ from typing import Any
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.errors import ChatError, shown
 
-__all__ = ["check_choice", "functions_of"]
-
 
 def check_choice(choice: Any, tools: Sequence[Message]) -> str:
-    """Return the choice as text: `none`, `auto`, `required`, or the name of a tool.
-
-    Raises:
-        ChatError: the choice is something else, or needs tools that the request does not offer.
-    """
+    """Return the choice as text: `none`, `auto`, `required`, or the name of a tool."""
     if choice is None:
         return "auto"
     words: tuple[str, ...] = ("none", "auto", "required")

@@ -16,8 +16,6 @@ from ortolan.runtime.chat.formats import CallFormat, Format
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.generation.grammar import Grammar
 
-__all__ = ["call_grammar", "no_call_grammar"]
-
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 """White space inside JSON; bounded, because models may repeat it endlessly."""
 
@@ -54,11 +52,6 @@ def call_grammar(
         control: texts of the control tokens, by id.
         is_reasoning: whether the prompt already opened the reasoning.
         several: whether more than one call is allowed.
-
-    Raises:
-        ChatError: a schema is not that of an object with named properties.
-        GrammarError: llguidance does not support a schema.
-        MissingExtraError: llguidance is not installed.
     """
     rules = _Rules(control)
     before = frame.before.removeprefix(form.begun)
@@ -83,12 +76,7 @@ def call_grammar(
 
 
 def no_call_grammar(form: Format, control: Mapping[int, str]) -> Grammar:
-    """Return the grammar of replies without a call marker.
-
-    Raises:
-        ChatError: the call markers contain control tokens that other replies need too.
-        MissingExtraError: llguidance is not installed.
-    """
+    """Return the grammar of replies without a call marker."""
     calls, rules, opens = form.calls, _Rules(control), form.calls.opens
     by_text = {text: token for token, text in control.items()}
     if any(mark not in by_text and any(text in mark for text in by_text) for mark in opens):
@@ -179,11 +167,7 @@ class _Keyed:
             rules.until("text_value", self._close, without=[key, calls.close, *calls.opens])
 
     def add(self, name: str, schema: Mapping[str, Any]) -> None:
-        """Add rules for the arguments of one function, in the order of its schema.
-
-        Raises:
-            ChatError: the schema has arguments outside of `properties`.
-        """
+        """Add rules for the arguments of one function, in the order of its schema."""
         rules, pairs = self._rules, self._pairs
         keys, required = [*schema.get("properties", ())], {*schema.get("required", ())}
         others = [*(key for key in _OPEN if key in schema), *sorted(required - {*keys})]
@@ -249,10 +233,6 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a function's arguments.
 
     Additional properties are forbidden unless the schema allows them.
-
-    Raises:
-        ChatError: the schema is not of type object.
-        GrammarError: llguidance does not support it.
     """
     schema = function.get("parameters")
     schema = {"properties": {}} if schema is None else dict(schema)

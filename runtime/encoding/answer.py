@@ -16,8 +16,6 @@ from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import WindowIds
 
-__all__ = ["ANSWER_TOKENS", "Answer", "answered", "checked_answer"]
-
 ANSWER_TOKENS = 15
 """Default maximum length of an answer in tokens, as in transformers."""
 
@@ -42,11 +40,7 @@ class Answer:
 def checked_answer(
     question: object, context: object, *, max_answer_tokens: int, stride: int | None
 ) -> None:
-    """Check the arguments of `Encoder.answer`.
-
-    Raises:
-        InputError: a text is not a string, or a length is not a positive number.
-    """
+    """Check the arguments of `Encoder.answer`."""
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{name} must be a text that is not empty (got {shown(text)}).")

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["MAX_BATCH_ROWS", "MAX_BATCH_TOKENS", "MIN_BATCH_SHARE", "batches"]
-
 MAX_BATCH_ROWS = 32
 """Maximum number of inputs per call of the graph; more do not use the cores better."""
 

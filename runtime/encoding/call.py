@@ -12,8 +12,6 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.source import Source
 
-__all__ = ["EncoderCall", "Item", "Row"]
-
 R = TypeVar("R")
 
 Row = NDArray[np.float32]
@@ -100,12 +98,7 @@ class EncoderCall(Generic[R]):
         self._is_cancelled = True
 
     def result(self) -> R:
-        """The result.
-
-        Raises:
-            OrtolanError: an input failed.
-            concurrent.futures.CancelledError: the call was cancelled before all outputs came.
-        """
+        """The result."""
         if self._error is not None:
             raise self._error
         if self._is_cancelled:

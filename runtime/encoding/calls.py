@@ -39,8 +39,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
-__all__ = ["EmbedTexts", "EncoderCalls"]
-
 EmbedTexts = Callable[[tuple[str, ...], bool], NDArray[np.float32]]
 """Embeds texts, `(texts, width)`; the flag cuts those that are too long."""
 

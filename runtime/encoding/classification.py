@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from ortolan.runtime.errors import BundleKindError
 
-__all__ = ["Classification"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:

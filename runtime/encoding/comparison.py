@@ -18,8 +18,6 @@ from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.errors import InputError
 
-__all__ = ["IMAGE_TEMPLATE", "check_multi_label", "compared", "logits_of"]
-
 IMAGE_TEMPLATE = "This is a photo of {}."
 """Default sentence about an image, as in transformers."""
 

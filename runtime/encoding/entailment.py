@@ -13,8 +13,6 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import as_list
 
-__all__ = ["TEMPLATE", "entailed", "entailment_of", "pairs_of", "sentences_of"]
-
 TEMPLATE = "This example is {}."
 """Default hypothesis about a text, as in transformers."""
 
@@ -26,12 +24,7 @@ def entailment_of(labels: Sequence[str]) -> int | None:
 
 
 def sentences_of(labels: Any, template: Any) -> list[str]:
-    """Put each label into the template.
-
-    Raises:
-        InputError: there are no labels, one is empty or repeated, or the template does not have
-            exactly one `{}`.
-    """
+    """Put each label into the template."""
     if not isinstance(template, str) or template.count("{}") != 1:
         raise InputError(
             f"template must contain {{}} exactly once, for the label (got {shown(template)})."
@@ -47,12 +40,7 @@ def sentences_of(labels: Any, template: Any) -> list[str]:
 
 
 def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
-    """Pair each text with the hypothesis of each label.
-
-    Raises:
-        InputError: a text is not a string, or a label or the template is invalid; see
-            `sentences_of`.
-    """
+    """Pair each text with the hypothesis of each label."""
     hypotheses = sentences_of(labels, template)
     texts = as_list(inputs)
     for text in texts:

@@ -13,8 +13,6 @@ from ortolan.runtime.bundle.labels import scores_of
 from ortolan.runtime.errors import InputError, TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["MASKS", "Candidate", "Filling", "blanks_of", "filled"]
-
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 """How models write a blank: BERT and its kin, RoBERTa and its kin, EuroBERT."""
 
@@ -49,12 +47,7 @@ class Filling:
 
 
 def blanks_of(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Positions of the blanks in a text.
-
-    Raises:
-        TokenizerError: the tokenizer has no token for blanks.
-        InputError: there is no blank.
-    """
+    """Positions of the blanks in a text."""
     masks = {mask: tokenizer.encode(mask, add_special_tokens=False) for mask in MASKS}
     known = {mask: ids[0] for mask, ids in masks.items() if len(ids) == 1}
     mask = next((mask for mask, token in known.items() if tokenizer.text_of(token) == mask), None)

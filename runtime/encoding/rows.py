@@ -18,8 +18,6 @@ from ortolan.runtime.inputs.source import Source, SourceReader, as_list
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
-__all__ = ["Rows"]
-
 WINDOW_TOKENS, STRIDE = 384, 128
 """Length of a window of a context, and default overlap of two, in tokens, as in transformers."""
 
@@ -48,9 +46,6 @@ class Rows:
             inputs: one, or a list.
             truncate: see `SourceReader.read`.
             spans: only texts, as ids that know their characters.
-
-        Raises:
-            InputError: see `SourceReader.read`; it names the input if there are several.
         """
         batch = as_list(inputs)
         is_alone = len(batch) == 1
@@ -88,9 +83,6 @@ class Rows:
         """Compute the outputs of a batch, by one call of the graph if all have one size.
 
         Returns errors of single inputs in their places.
-
-        Raises:
-            OrtolanError: the whole batch failed.
         """
         sources = [self._source(item) for item in items]
         valid = [source for source in sources if not isinstance(source, OrtolanError)]

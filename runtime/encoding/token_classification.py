@@ -18,8 +18,6 @@ from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import SpannedIds
 from ortolan.runtime.inputs.tokenizer import TokenSpan
 
-__all__ = ["Aggregation", "LabeledSpan", "TokenClassification", "checked_aggregation", "classified"]
-
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How tokens become entities. `none`: each token is one. `simple`: neighbours of one label are one.
 The others first give all tokens of a word one label: that of its first token, that of the highest

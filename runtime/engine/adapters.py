@@ -17,8 +17,6 @@ from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.errors import AdapterError, InputError, shown
 from ortolan.runtime.graph.adapters import JoinedFactors, adapted_graph
 
-__all__ = ["Adapters", "open_adapters"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
@@ -56,9 +54,6 @@ class Adapters:
         """Read the factors of all adapters; return a function that adds them to a graph.
 
         The function raises AdapterError if the graph has no product for one of the updates.
-
-        Raises:
-            AdapterError: a file was changed, or holds numbers that are not finite.
         """
         parts: dict[str, list[tuple[int, Factors]]] = {}
         for number, adapter in enumerate(self.opened, 1):
@@ -74,12 +69,6 @@ def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -
     Args:
         paths: folders by name.
         bundle: that they were made for.
-
-    Raises:
-        AdapterError: one is missing, damaged, or made for another bundle, or they are too large
-            together.
-        BundleKindError: the bundle is not a decoder.
-        InputError: a name or a path has the wrong type, or there are too many.
     """
     if not isinstance(paths, Mapping):
         raise InputError(

@@ -21,17 +21,6 @@ from ortolan.runtime.graph.summary import GraphSummary
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
 
-__all__ = [
-    "CHUNK",
-    "GRID",
-    "SWITCH",
-    "chunk_tokens",
-    "kernel_choice",
-    "query_heads",
-    "score_bytes",
-    "score_edges",
-]
-
 CHUNK = 64
 """Default tokens per chunk, after which a prompt can be cancelled or yield to other sequences.
 

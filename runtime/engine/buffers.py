@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.engine.shifts import Shift
 
-__all__ = ["AddressSpace", "Buffer", "Layout", "Snapshot", "allocate", "reserve", "reserved"]
-
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 
 Layout = tuple[tuple[int, ...], np.dtype[Any]]
@@ -93,9 +91,6 @@ def allocate(layouts: Sequence[Layout]) -> list[Buffer]:
     """Allocate buffers.
 
     One large piece gets large pages; many small ones would fault once per 4 KiB.
-
-    Raises:
-        MemoryError: there is no memory.
     """
     offsets, size = _offsets(layouts)
     return _views(np.zeros(size, np.uint8), layouts, offsets)

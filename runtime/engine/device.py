@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ortolan.runtime.errors import DeviceError, shown
 
-__all__ = ["Choice", "choose_device", "kind_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -28,10 +26,6 @@ def choose_device(
         offered: kinds of device that the bundle was made for, the best one first.
         obstacle: returns why a device does not work here, and `None` if it does; called only if it
             matters.
-
-    Raises:
-        DeviceError: the device is unknown, not usable here (names what is missing), or not one
-            that the bundle was made for.
     """
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|webgpu|cuda(:\d{1,3})?", device):
         raise DeviceError(

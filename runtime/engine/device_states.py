@@ -28,8 +28,6 @@ from ortolan.runtime.graph.small_model import Node, write_model
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
 
-__all__ = ["Copier", "DeviceStates", "Part"]
-
 _Values = list[Any]
 """OrtValues, one per state."""
 
@@ -80,11 +78,7 @@ class Copier:
         self._sessions: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def zeros(self, rows: int, capacity: int, which: _Which = None) -> _Values:
-        """Zeroed buffers for some rows; `None` in place of the states that are left out.
-
-        Raises:
-            MemoryPlanError: the device has no memory for them.
-        """
+        """Zeroed buffers for some rows; `None` in place of the states that are left out."""
         chosen = self._chosen(which)
         shapes = [layout(state, rows, capacity) for state in self.states]
         return [
@@ -93,11 +87,7 @@ class Copier:
         ]
 
     def allocate(self, rows: int, capacity: int, which: _Which = None) -> _Values:
-        """Zeroed buffers that are certainly there: WebGPU fails only where memory is first used.
-
-        Raises:
-            MemoryPlanError: the device has no memory for them.
-        """
+        """Zeroed buffers that are certainly there: WebGPU fails only where memory is first used."""
         values, chosen = self.zeros(rows, capacity, which), self._chosen(which)
         try:
             self._slices(values, chosen, rows - 1, 0, 1)
@@ -151,11 +141,7 @@ class Copier:
         return arrays
 
     def grow(self, values: _Values, rows: int, capacity: int, larger: int) -> _Values:
-        """Return buffers with room for more tokens, and zeros there; replaced states are the same.
-
-        Raises:
-            MemoryPlanError: the device has no memory for them.
-        """
+        """Return buffers with zeros for more tokens; replaced states are the same."""
         which = tuple(number for number, state in enumerate(self.states) if _capacity(state))
         more = self.allocate(rows, larger - capacity, which)
         grown = self.allocate(rows, larger, which)
@@ -264,11 +250,7 @@ class DeviceStates:
         self._copier.put(self._buffers, rows, zeros, self._fixed)
 
     def grow(self, capacity: int, valid: int) -> None:
-        """Make room for `capacity` tokens per row.
-
-        Raises:
-            MemoryPlanError: there is no memory; nothing has changed.
-        """
+        """Make room for `capacity` tokens per row."""
         grown = self._copier.grow(self._buffers, self._rows, self.capacity, capacity)
         others = [self._others[n] if n in self._fixed else new for n, new in enumerate(grown)]
         self._buffers, self._others, self.capacity = grown, others, capacity

@@ -33,7 +33,8 @@ from ortolan.runtime.engine.host_states import HostStates
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import memory_name, obstacle
-from ortolan.runtime.engine.slots import Encoded, Slots
+from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import DeviceError, InputError
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
@@ -42,8 +43,6 @@ from ortolan.runtime.machine.memory import return_free_memory
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
     from ortolan.runtime.engine.adapters import Adapters
-
-__all__ = ["Engine"]
 
 _SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
 """Rounds the activations of a call on one scale; in graphs of other exporters."""
@@ -142,13 +141,7 @@ class Engine:
         guard(self)
 
     def head(self) -> "Engine":
-        """The sessions of the head that predicts further tokens. The first call opens them.
-
-        Raises:
-            BundleError: the head is missing, damaged or of another bundle.
-            InputError: this engine cannot open one.
-            MemoryPlanError: there is not enough free memory.
-        """
+        """The sessions of the head that predicts further tokens. The first call opens them."""
         with self._lock:
             if self._head is None:
                 if self._open_head is None:
@@ -300,9 +293,6 @@ class Engine:
 
         Returns:
             The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.
-
-        Raises:
-            InputError: the bundle has no such graph.
         """
         if MAPS_ROLE not in self.manifest.graphs:
             raise InputError(
@@ -325,11 +315,7 @@ class Engine:
         return BOTH_WAYS in self.manifest.graphs
 
     def both_ways_session(self) -> Any:
-        """Return the onnxruntime session for vectors that see each other. The first call opens it.
-
-        Raises:
-            GraphError: onnxruntime cannot load the graph.
-        """
+        """The onnxruntime session for vectors that see each other. The first call opens it."""
         return self._opened(BOTH_WAYS)
 
     def _openers(
@@ -388,12 +374,7 @@ class Engine:
             self._sessions, self._prefill, self._decode = {}, None, None
 
     def check_process(self) -> None:
-        """Check that this process created the engine, and did not close it.
-
-        Raises:
-            ForkedError: it is a fork of the process that did.
-            InputError: it is closed.
-        """
+        """Check that this process created the engine, and did not close it."""
         check_process(self)
         if self.is_closed:
             raise InputError("This model is closed. Load the bundle again.")

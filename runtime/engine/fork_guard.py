@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from ortolan.runtime.errors import ForkedError
 
-__all__ = ["Guarded", "check_process", "guard"]
-
 
 class Guarded(Protocol):
     """An owner of sessions.
@@ -48,11 +46,7 @@ def guard(guarded: Guarded) -> None:
 
 
 def check_process(guarded: Guarded) -> None:
-    """Check that this process is not a fork of the one that called `guard`.
-
-    Raises:
-        ForkedError: it is.
-    """
+    """Check that this process is not a fork of the one that called `guard`."""
     if guarded.is_stranded:
         raise ForkedError(
             "A child of os.fork() cannot use a model that its parent loaded. "

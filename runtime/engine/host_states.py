@@ -14,8 +14,6 @@ from ortolan.runtime.engine.buffers import AddressSpace, Buffer, Layout, allocat
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
 
-__all__ = ["HostStates", "along", "layout"]
-
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -95,11 +93,7 @@ class HostStates:
             self._buffers[number][list(rows)] = 0
 
     def grow(self, capacity: int, valid: int) -> None:
-        """Make room for `capacity` tokens per row, and keep the first `valid`.
-
-        Raises:
-            MemoryError: there is no memory; nothing has changed.
-        """
+        """Make room for `capacity` tokens per row, and keep the first `valid`."""
         larger = self._allocate(self._states, capacity)
         for state, buffer, new in zip(self._states, self._buffers, larger, strict=True):
             part = along(state, "capacity", slice(0, valid))

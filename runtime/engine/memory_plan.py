@@ -30,14 +30,6 @@ from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.machine.memory import available_memory, free_swap
 
-__all__ = [
-    "MemoryPlan",
-    "RequestMemory",
-    "check_load",
-    "plan_memory",
-    "size",
-]
-
 BATCH_TOKENS = 4096
 """Most tokens of one encoder call (`ortolan.runtime.encoder`)."""
 
@@ -172,9 +164,6 @@ def check_load(
         adapter_bytes: size of the factors of its adapters. Every graph of the decoder has a copy,
             and kernels make another.
         root: folder that holds `sys` and `proc`.
-
-    Raises:
-        MemoryPlanError: adapters and copies of its weights exceed the available memory.
     """
     is_copied = bundle.kept is not None
     plan = plan_memory(
@@ -242,9 +231,6 @@ class RequestMemory:
             scored_tokens: tokens of the longest prompt whose tokens all get log-probabilities; the
                 logits of one chunk are in memory at a time.
             root: folder that holds `sys` and `proc`.
-
-        Raises:
-            MemoryPlanError: states and logits exceed the available memory.
         """
         if not self._is_on_host:
             return

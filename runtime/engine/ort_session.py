@@ -24,16 +24,6 @@ from ortolan.runtime.machine.exit_guard import native_call
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
 
-__all__ = [
-    "OrtSession",
-    "open_part",
-    "open_session",
-    "open_small",
-    "save_optimized",
-    "save_packed",
-    "session_settings",
-]
-
 _ERRORS_ONLY = 3
 
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
@@ -88,11 +78,6 @@ def open_session(
         packed: packed weights, if any.
         device: where it computes.
         adapt: adds adapters to a graph of a decoder.
-
-    Raises:
-        AdapterError: the graph has no product for one of the adapters.
-        DeviceError: the device did not start.
-        GraphError: onnxruntime cannot load the graph, or a name does not match the manifest.
     """
     graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file may have changed since
@@ -151,10 +136,6 @@ def open_part(
         graph: serialized ModelProto.
         threads: threads within one operator.
         device: where it computes.
-
-    Raises:
-        DeviceError: the device did not start.
-        GraphError: onnxruntime cannot load the graph.
     """
     session = _load("a part of a graph", graph, _options(bundle, threads=threads), device=device)
     names = [output.name for output in session.get_outputs()]
@@ -172,9 +153,6 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
 
     Returns:
         The path of the graph.
-
-    Raises:
-        GraphError: onnxruntime cannot load or write the graph.
     """
     options = _options(bundle, threads=1)
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
@@ -191,9 +169,6 @@ def save_optimized(bundle: Bundle, graph: Graph, folder: Path) -> Path:
 
     Returns:
         The path of the graph.
-
-    Raises:
-        GraphError: onnxruntime cannot load or write the graph.
     """
     return _save(bundle, graph, folder, _options(bundle, threads=1), weights="weights.bin")
 
@@ -211,12 +186,7 @@ def _save(bundle: Bundle, graph: Graph, folder: Path, options: Any, *, weights: 
 
 
 def open_small(graph: bytes, device: str) -> OrtSession:
-    """Open a graph without weights on a device.
-
-    Raises:
-        DeviceError: the device did not start.
-        GraphError: onnxruntime cannot load the graph.
-    """
+    """Open a graph without weights on a device."""
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     return _load("a graph of copies", graph, options, device=device)

@@ -27,8 +27,6 @@ from ortolan.runtime.engine.shifts import AXES, Shift
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.parts import Features
 
-__all__ = ["Picture", "Pictures", "Placed", "run_around", "runs"]
-
 FIRST = 1 << 62
 """The lowest id of a vector."""
 

@@ -31,15 +31,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortolan.runtime.engine.attention_kernels import GRID
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.providers import onnxruntime_version
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.machine.processor import processor_features
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
-
-__all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache", "PrefixCounts"]
 
 CACHE_BYTES = 1 << 28
 """Default size in memory: 256 MiB, or 4,096 tokens of a model with 1B parameters."""
@@ -103,9 +102,6 @@ class PrefixCache:
         folder: where blocks are kept for later processes, which may share it at any time; created
             if missing. `None` writes no files.
         most_file_bytes: size limit of all prefix caches in that folder.
-
-    Raises:
-        InputError: the folder cannot be created or written to.
 
     Attributes:
         grid: tokens per block.

@@ -21,11 +21,10 @@ import numpy as np
 
 from ortolan import files
 from ortolan.runtime import limits
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.state_file import file_size, read_states, write_states
 from ortolan.runtime.errors import InputError, StateFileError
-
-__all__ = ["PENDING_BYTES", "PrefixFiles"]
 
 PENDING_BYTES = 64 << 20
 """Most bytes waiting to be written, on top of the memory limit of the cache."""
@@ -44,9 +43,6 @@ class PrefixFiles:
     Args:
         folder: created if missing, accessible to its owner only.
         most_bytes: size limit of all block files in the folder, of any bundle.
-
-    Raises:
-        InputError: the folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:

@@ -136,10 +136,6 @@ def check_started(session: Any, device: str, counting: Callable[[], Collection[s
         device: that it was made for.
         counting: returns names of nodes that may be anywhere, since they compute no floats, but
             sizes and positions.
-
-    Raises:
-        DeviceError: its provider could not start, or has no kernel for some nodes, so that
-            onnxruntime chose the CPU for them.
     """
     kind = kind_of(device)
     if PROVIDERS[kind] not in session.get_providers():
@@ -176,11 +172,7 @@ def obstacle(device: str, *, precision: str = "fp32") -> str | None:
 
 
 def allocate_on(array: NDArray[Any], memory: tuple[str, int]) -> Any:
-    """Copy an array to the memory of a device, and return the OrtValue there.
-
-    Raises:
-        MemoryPlanError: the device has no memory for it. WebGPU says so only when it is used.
-    """
+    """Copy an array to the memory of a device, and return the OrtValue there."""
     try:
         return ort.OrtValue.ortvalue_from_numpy(array, *memory)
     except Exception as error:  # onnxruntime's own error classes have no common base

@@ -44,16 +44,16 @@ from ortolan.runtime.bundle.interface import (
     WINDOW_STARTS,
 )
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.pictures import FIRST, Placed, run_around, runs
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.shifts import AXES
-from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import NumericError
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
-
-__all__ = ["GRID", "Runner"]
 
 TOGETHER = 16
 """Most tokens per chunk if the graph takes one at a time; other sequences wait that long."""
@@ -178,9 +178,6 @@ class Runner:
 
         Returns:
             The logits, `(R, V)`.
-
-        Raises:
-            ContextLengthError: the row would exceed the context; nothing has changed.
         """
         parts = self._parts(ids)
         if len(parts) > 1 or self._engine.manifest.takes_one:
@@ -374,9 +371,6 @@ class Runner:
 
         Returns:
             The logits of the last position, `(V,)`.
-
-        Raises:
-            ContextLengthError: the row would exceed the context; nothing has changed.
         """
         self.reserve(self.slots.lengths[row] + len(ids))
         logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
@@ -388,12 +382,7 @@ class Runner:
         return last
 
     def teacher_forced(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Append tokens to row 0 and return the logits after each of them, `(S, V)`.
-
-        Raises:
-            ContextLengthError: the row would exceed the context.
-            NumericError: the logits are not finite.
-        """
+        """Append tokens to row 0 and return the logits after each of them, `(S, V)`."""
         self.reserve(self.slots.lengths[0] + len(ids))
         logits_SV = np.empty((len(ids), self._engine.manifest.vocab_size), np.float32)
         for start, part in self.chunks(0, ids):
@@ -423,9 +412,6 @@ class Runner:
 
         Returns:
             The logits after each token, `(len(tokens), V)`; the next wide step overwrites them.
-
-        Raises:
-            ContextLengthError: the row would exceed the context; nothing has changed.
         """
         lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
         end = lengths[row] + size
@@ -482,9 +468,6 @@ class Runner:
 
         Args:
             tokens: one id per selected row, all within the vocabulary.
-
-        Raises:
-            ContextLengthError: a row would exceed the context; nothing has changed.
         """
         if not self._rows:
             raise ValueError("step: select rows first")

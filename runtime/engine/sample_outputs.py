@@ -33,9 +33,7 @@ from ortolan.runtime.bundle.sources import (
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.shifts import AXES
-from ortolan.runtime.engine.slots import Encoded
-
-__all__ = ["sample_outputs"]
+from ortolan.runtime.engine.sources import Encoded
 
 _TOKENS = 32
 

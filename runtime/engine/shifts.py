@@ -14,8 +14,6 @@ its place less a shift:
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["AXES", "Shift", "Shifts"]
-
 AXES = 3
 """Time, row and column."""
 

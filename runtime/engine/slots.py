@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortolan.runtime.engine.buffers import Buffer, Layout, Snapshot
+from ortolan.runtime.engine.buffers import Layout, Snapshot
 from ortolan.runtime.engine.host_states import HostStates, layout
 from ortolan.runtime.engine.shifts import Shifts
 from ortolan.runtime.engine.sources import Encoded, Sources
@@ -40,8 +40,6 @@ from ortolan.runtime.errors import ContextLengthError, InputError
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
     from ortolan.runtime.engine.device_states import DeviceStates
-
-__all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
 CAPACITY_STEP = 256
 """Initial capacity in tokens; later ones are multiples of it."""
@@ -179,11 +177,7 @@ class Slots:
     # --- lengths and memory -----------------------------------------------------------------------
 
     def check(self, length: int) -> None:
-        """Check that rows of this length fit into the context.
-
-        Raises:
-            ContextLengthError: they do not.
-        """
+        """Check that rows of this length fit into the context."""
         if length > self.context_length:
             raise ContextLengthError(
                 f"The context holds at most {self.context_length} tokens, got {length}. "
@@ -191,12 +185,7 @@ class Slots:
             )
 
     def reserve(self, length: int) -> None:
-        """Make room for rows of this length. Buffers move when the capacity changes.
-
-        Raises:
-            ContextLengthError: the length exceeds the context.
-            MemoryError: there is no memory; nothing has changed.
-        """
+        """Make room for rows of this length. Buffers move when the capacity changes."""
         self.check(length)
         if length <= self.capacity:
             return
@@ -214,12 +203,7 @@ class Slots:
             self._held.release(rows)
 
     def rewind(self, length: int, *, row: int = 0) -> None:
-        """Forget the tokens of a row after the first `length`.
-
-        Raises:
-            InputError: the row is shorter, the model has a state that cannot be rewound, or its
-                windows do not reach back that far.
-        """
+        """Forget the tokens of a row after the first `length`."""
         if not 0 <= length <= self.lengths[row]:
             raise InputError(
                 f"rewind: the length must be 0 to {self.lengths[row]}, the tokens so far "
@@ -295,13 +279,7 @@ class Slots:
         return token >= self.windows.place(row)[1]
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
-        """Replace the contents of a row with a snapshot of any slots of the same bundle.
-
-        Raises:
-            InputError: the snapshot belongs to another bundle or adapter, or has other states.
-            ContextLengthError: the snapshot exceeds the context.
-            MemoryError: there is no memory; nothing has changed.
-        """
+        """Replace the contents of a row with a snapshot of any slots of the same bundle."""
         self._put(snapshot, row, 0)
 
     def extend(self, snapshot: Snapshot, *, row: int) -> None:

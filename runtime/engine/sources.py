@@ -12,8 +12,6 @@ from ortolan.runtime.engine.host_states import along
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
 
-__all__ = ["Encoded", "Sources"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:

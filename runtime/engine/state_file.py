@@ -35,8 +35,6 @@ from ortolan.runtime.errors import StateFileError
 if TYPE_CHECKING:
     from ortolan.runtime.engine.slots import Slots
 
-__all__ = ["VERSION", "file_size", "read_states", "write_states"]
-
 VERSION = 1
 """Version of the format."""
 
@@ -94,9 +92,6 @@ def write_states(
         states: the states computed for them.
         after: key of what they follow, if they do not start a row.
         sync: wait until the file is on disk.
-
-    Raises:
-        OSError: the file cannot be written; an existing one is unchanged.
     """
     text = _header_text(states, after)
     start = _START.pack(_MAGIC, VERSION, len(text))
@@ -129,10 +124,6 @@ def read_states(
 
     Returns:
         The ids, and the states computed for them.
-
-    Raises:
-        OSError: the file is missing or unreadable.
-        StateFileError: it is damaged, or of another bundle or version.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
         raise _refused(path, "a file", "something else")

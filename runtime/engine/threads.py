@@ -17,16 +17,6 @@ from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.machine.control_groups import group_folders, read_small
 
-__all__ = [
-    "MAX_THREADS",
-    "SMALL_BYTES",
-    "checked_threads",
-    "chosen_threads",
-    "is_small_translator",
-    "physical_cores",
-    "step_threads",
-]
-
 MAX_THREADS = 1024
 """Upper bound of `threads`; more must be a mistake."""
 
@@ -36,11 +26,7 @@ SMALL_BYTES = 10_000_000
 
 
 def chosen_threads(threads: int | None, manifest: Manifest) -> int:
-    """Return `threads` or the default for this bundle.
-
-    Raises:
-        InputError: not a number of threads.
-    """
+    """Return `threads` or the default for this bundle."""
     return 1 if threads is None and is_small_translator(manifest) else checked_threads(threads)
 
 
@@ -56,11 +42,7 @@ def is_small_translator(manifest: Manifest) -> bool:
 
 
 def checked_threads(threads: int | None) -> int:
-    """Return `threads`, or the number of physical cores.
-
-    Raises:
-        InputError: not a number of threads.
-    """
+    """Return `threads`, or the number of physical cores."""
     if threads is None:
         return physical_cores()
     return checked_count("threads", threads, most=MAX_THREADS)

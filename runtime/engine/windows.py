@@ -24,8 +24,6 @@ from ortolan.runtime.engine.attention_kernels import GRID
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest, State
 
-__all__ = ["BACK", "PART", "Window", "WindowedRows", "row_bytes", "sums_in_blocks", "window_of"]
-
 BACK = GRID
 """Tokens that a row can always be rewound by."""
 
@@ -131,11 +129,7 @@ class WindowedRows:
         return slice(first - self._starts[row], end - self._starts[row])
 
     def held(self, length: int, windowed: int | None) -> int | None:
-        """Check how many tokens a snapshot of this length holds of states with a window.
-
-        Raises:
-            ValueError: not as many as a row needs.
-        """
+        """Check how many tokens a snapshot of this length holds of states with a window."""
         if self.window is None:
             return None
         least, most = min(length, self.window.size - 1), min(length, self.window.kept)

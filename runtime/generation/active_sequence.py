@@ -18,8 +18,6 @@ from ortolan.runtime.generation.histogram import Histogram
 from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
 
-__all__ = ["ActiveSequence"]
-
 
 class ActiveSequence(ABC):
     """One request and what has been generated for it, in one row or in a row per beam.
@@ -80,9 +78,6 @@ class ActiveSequence(ABC):
         Args:
             start: position of the first token of a chunk.
             logits_SV: logits after each token of the chunk.
-
-        Raises:
-            NumericError: the highest logit of a token is not finite.
         """
         count, following = self.request.prompt_logprobs or 0, self.request.prompt[start + 1 :]
         self.prompt_logprobs += [

@@ -15,11 +15,9 @@ from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from ortolan.runtime.engine.buffers import Snapshot
     from ortolan.runtime.engine.memory_plan import RequestMemory
     from ortolan.runtime.engine.runner import Runner
-    from ortolan.runtime.engine.slots import Snapshot
-
-__all__ = ["Admission"]
 
 
 class Admission:

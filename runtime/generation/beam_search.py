@@ -34,8 +34,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError
 
-__all__ = ["BeamSearch", "Beams", "EarlyStopping", "Scored"]
-
 EarlyStopping = bool | Literal["never"]
 
 _ENDED = -1.0e9
@@ -123,9 +121,6 @@ class BeamSearch:
         Args:
             logits_GV: logits of each beam, `(G, V)`. Overwritten.
             suppressed: ids that may not be chosen.
-
-        Raises:
-            NumericError: the highest logit of a beam is not finite.
         """
         self._continue(self._candidates(logits_GV, suppressed))
 

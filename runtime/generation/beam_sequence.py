@@ -9,8 +9,6 @@ from ortolan.runtime.generation.completion import Completion, Hypothesis
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["BeamSequence"]
-
 
 class BeamSequence(ActiveSequence):
     """One request and the search for its best sequences.
@@ -38,9 +36,6 @@ class BeamSequence(ActiveSequence):
 
         Args:
             logits_GV: logits of each beam, `(G, V)`. Overwritten.
-
-        Raises:
-            NumericError: the highest logit of a beam is not finite.
         """
         search, constraints = self._search, self.request.constraints
         forced = constraints.forced(search.length, self.request.limit)
@@ -55,11 +50,7 @@ class BeamSequence(ActiveSequence):
             self.finish_reason = "stop" if best[-1] in self.request.eos else "length"
 
     def completion(self) -> Completion:
-        """The best sequences; empty if the search was cancelled before the first token.
-
-        Raises:
-            NumericError: the logits were not finite.
-        """
+        """The best sequences; empty if the search was cancelled before the first token."""
         if self._error is not None:
             raise self._error
         ranked = [self._hypothesis(scored) for scored in self._search.best(self._settings.n_best)]

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Completion", "FinishReason", "Hypothesis", "Timings", "TokenLogprobs"]
-
 FinishReason = Literal["length", "stop", "cancelled"]
 
 

@@ -24,18 +24,6 @@ from ortolan.runtime.errors import InputError
 if TYPE_CHECKING:
     from ortolan.runtime.engine.runner import Runner
 
-__all__ = [
-    "Draft",
-    "DraftModel",
-    "Drafter",
-    "HeadDrafter",
-    "MtpHead",
-    "Pace",
-    "PromptLookup",
-    "begin_draft",
-    "check_draft",
-]
-
 NGRAMS = (4, 2, 1)
 """Lengths of the matches to look for, longest first: a longer match is right more often.
 
@@ -292,12 +280,7 @@ class Pace:
 
 
 def check_draft(draft: Draft, manifest: Manifest) -> None:
-    """Reject a draft that cannot guess for this bundle.
-
-    Raises:
-        InputError: `draft` is not one, its model has another tokenizer, the bundle has no head for
-            `MtpHead`, or a state of either model cannot be rewound after a wrong guess.
-    """
+    """Reject a draft that cannot guess for this bundle."""
     if not hasattr(draft, "begin"):
         raise InputError(
             "draft must be PromptLookup(), MtpHead() or DraftModel(model) (got "
@@ -330,11 +313,7 @@ def check_draft(draft: Draft, manifest: Manifest) -> None:
 
 
 def begin_draft(draft: Draft, prompt: Sequence[int]) -> Drafter:
-    """Call `draft.begin`, which may be the caller's own code.
-
-    Raises:
-        InputError: it returned something other than a drafter.
-    """
+    """Call `draft.begin`, which may be the caller's own code."""
     drafter: Any = draft.begin(prompt)
     if isinstance(drafter, Drafter):
         return drafter

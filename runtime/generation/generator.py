@@ -32,7 +32,8 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Encoded, Slots
+from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.admission import Admission
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
     from ortolan.runtime.engine.prefix_cache import PrefixCache
     from ortolan.runtime.generation.last_prompt import LastPrompt
-
-__all__ = ["Generator"]
 
 _BySlot = dict[int, ActiveSequence]
 
@@ -148,9 +147,6 @@ class Generator:
         """Do the next piece of work. `False` if all sequences have ended.
 
         A sequence whose logits are not finite fails alone: its completion raises the error.
-
-        Raises:
-            ForkedError: the process was forked after the engine was made.
         """
         self._work = None
         for sequence in self._admission.cancelled():
@@ -175,9 +171,6 @@ class Generator:
 
         A sequence whose work fails `TRIES` times, and does not get on in between, ends with the
         error. Each of the others gets the tokens that it would have got.
-
-        Raises:
-            Exception: there is no memory for new states.
         """
         for sequence in (failed := self._failed()):
             if sequence is self._culprit or not self._retries.may_try(sequence):

@@ -45,8 +45,6 @@ from ortolan.runtime.machine.exit_guard import native_call
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
-
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 """Whitespace between JSON tokens: bounded, since models can go on with it forever."""
 
@@ -213,12 +211,7 @@ class GrammarMatcher:
 
     @native_call()
     def accept(self, token: int) -> None:
-        """Advance by a token.
-
-        Raises:
-            GrammarError: the token leaves the grammar, no token can follow it, or the grammar is
-                too complex.
-        """
+        """Advance by a token."""
         self._matcher.consume_token(token)
         self._check()
         if self._keys is not None:
@@ -264,13 +257,7 @@ class GrammarCompiler:
 
     @native_call()
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """A matcher at the start of a text.
-
-        Raises:
-            GrammarError: the grammar is too complex, no token can start a text of it, or it does
-                not support the bundle's kind of tokenizer.
-            MissingExtraError: llguidance is not installed.
-        """
+        """A matcher at the start of a text."""
         with self._lock:
             compiled, counts_keys = self._compiled(grammar)
             keys = self._distinct_keys() if counts_keys else None

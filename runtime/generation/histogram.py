@@ -2,8 +2,6 @@
 
 from bisect import bisect_left
 
-__all__ = ["BOUNDS", "Histogram"]
-
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Inclusive upper bounds of the buckets, in seconds; one more bucket holds longer times."""
 

@@ -16,14 +16,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.slots import Mark, Snapshot
+from ortolan.runtime.engine.slots import Mark
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
-
-__all__ = ["LastPrompt"]
 
 BOUNDARIES = 3
 """Number of places at the end of a prompt at which recurrent states are kept.
@@ -78,11 +76,7 @@ class LastPrompt:
         return sequence is not None and sequence.finish_reason is None
 
     def begin(self, sequence: SampledSequence) -> None:
-        """Cut the first row to what it shares with the prompt of a sequence.
-
-        Raises:
-            InputError: an earlier sequence has not ended: another thread is using it.
-        """
+        """Cut the first row to what it shares with the prompt of a sequence."""
         with self._lock:
             if self.is_busy:
                 raise InputError(

@@ -12,15 +12,9 @@ from ortolan.runtime.errors import NumericError
 from ortolan.runtime.generation.completion import TokenLogprobs
 from ortolan.runtime.generation.truncation import keep_top_k
 
-__all__ = ["token_logprobs", "top_tokens"]
-
 
 def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
-    """Log-probabilities of a token and of the `count` top tokens.
-
-    Raises:
-        NumericError: a logit is NaN or +inf, or all are -inf.
-    """
+    """Log-probabilities of a token and of the `count` top tokens."""
     highest = float(logits_V.max())
     if not math.isfinite(highest):
         raise NumericError(

@@ -16,8 +16,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 if TYPE_CHECKING:
     from ortolan.runtime.encoder import Encoder
 
-__all__ = ["MediaReader"]
-
 
 class MediaReader:
     """Computes the vectors of images or sounds, or finds those of an earlier prompt.
@@ -39,11 +37,6 @@ class MediaReader:
         Args:
             medium: of the kind that the encoder reads.
             tokenizer: encodes texts around tiles.
-
-        Raises:
-            InputError: it cannot be read, or has more vectors than a prompt takes.
-            MissingExtraError: a package that reads it is not installed.
-            TokenizerError: texts belong around tiles, and there is no tokenizer.
         """
         tiles = self._features.tiles
         if medium.kind == "sounds":

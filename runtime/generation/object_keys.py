@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.errors import GrammarError
 
-__all__ = ["DistinctKeys", "ObjectKeys"]
-
 
 class ObjectKeys(NamedTuple):
     """Position in a JSON text, and the keys of each open object.
@@ -87,11 +85,7 @@ class DistinctKeys:
             ruled_out_V[token] = self._keys.follow(self._quoting[token]) is None
 
     def accept(self, token: int) -> None:
-        """Advance by a token.
-
-        Raises:
-            GrammarError: it repeats a key, where the grammar leaves no choice.
-        """
+        """Advance by a token."""
         keys = self._keys.follow(self._bytes_of(token))
         if keys is None:
             raise GrammarError(

@@ -26,16 +26,6 @@ from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
 
-__all__ = [
-    "BeamOptions",
-    "Cancel",
-    "Options",
-    "adapter_number",
-    "cancel_function",
-    "checked_beams",
-    "checked_options",
-]
-
 MAX_BEAMS = 64
 """Maximum number of beams per source."""
 
@@ -121,11 +111,6 @@ def checked_options(
         tokenizer: of the bundle, if it has one.
         recommended: returns the sampling that the model recommends.
         adapters: names of the loaded adapters.
-
-    Raises:
-        InputError: an option or an adapter is unknown or invalid.
-        SamplingError: the temperature is out of range, or the recommended sampling is broken.
-        TokenizerError: stop texts or a grammar, but the bundle has no tokenizer.
     """
     refuse_unknown("options", options, Options.__optional_keys__)
     prompt_logprobs = _logprobs(options, "prompt_logprobs")
@@ -170,9 +155,6 @@ def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
     Args:
         name: from the caller.
         adapters: names of the loaded adapters.
-
-    Raises:
-        InputError: no adapter has this name.
     """
     if name is None:
         return 0
@@ -196,11 +178,7 @@ def _logprobs(options: Options, name: Literal["logprobs", "prompt_logprobs"]) ->
 
 
 def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
-    """Validate and split off the options of a beam search.
-
-    Raises:
-        InputError: an option is invalid, or combines a beam search with sampling options.
-    """
+    """Validate and split off the options of a beam search."""
     refuse_unknown("options", options, BeamOptions.__optional_keys__)
     own = BeamOptions.__optional_keys__ - Options.__optional_keys__
     others: Any = {name: value for name, value in options.items() if name not in own}

@@ -14,8 +14,6 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import SamplingError
 from ortolan.runtime.generation.sampling_options import Sampling
 
-__all__ = ["Recommendation", "recommendation", "recommended_sampling"]
-
 GENERATION_CONFIG = "generation_config.json"
 
 _DRAWING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -66,12 +64,7 @@ class Recommendation:
 
 
 def recommendation(bundle: Bundle) -> Recommendation:
-    """Read the recommendation of a bundle; a bundle without the file recommends nothing.
-
-    Raises:
-        SamplingError: the file is not a JSON object, or a value is out of range.
-        BundleFileError: the file has changed.
-    """
+    """Read the recommendation of a bundle; a bundle without the file recommends nothing."""
     if all(file.name != GENERATION_CONFIG for file in bundle.manifest.files):
         return Recommendation(sampling=Sampling(), not_applied={})
     try:

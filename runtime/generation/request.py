@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
-__all__ = ["Constraints", "Request", "Rule", "check_memory"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
@@ -158,9 +156,6 @@ def check_memory(
         beams: rows of each request.
         rows: rows of all requests; `None` for `beams` of each.
         held_tokens: tokens whose states are in memory already, and count as free.
-
-    Raises:
-        MemoryPlanError: they need more memory than is free.
     """
     tokens = beams * sum(
         len(request.prompt) + (request.limit if whole or request.is_bounded else 1)

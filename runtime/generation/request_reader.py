@@ -28,8 +28,6 @@ from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
-__all__ = ["Prompt", "RequestReader", "Seen"]
-
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | MediaPrompt
 """Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
 
@@ -97,10 +95,6 @@ class RequestReader:
             prompts: any number. An empty one stands for the BOS token.
             options: of every prompt; seeds count up.
             draft: of every prompt.
-
-        Raises:
-            ContextLengthError: a prompt and its new tokens exceed the context.
-            InputError: a prompt, an option or the draft is invalid.
         """
         if draft is not None:
             check_draft(draft, self._manifest)
@@ -138,10 +132,6 @@ class RequestReader:
             options: of every source; seeds count up.
             start: id that every sequence begins with.
             first: forced first new token, text or id; `None` for the checkpoint's.
-
-        Raises:
-            ContextLengthError: the new tokens exceed the context.
-            InputError: an option or `first` is invalid.
         """
         template = self._template(options)
         if template.prompt_logprobs is not None:
@@ -167,11 +157,6 @@ class RequestReader:
         Args:
             request: from `prompts` or `sources`.
             streams: whether text is taken piece by piece while it grows.
-
-        Raises:
-            SamplingError: a biased id is outside the vocabulary.
-            GrammarError: the grammar is too complex, or no token can begin a text of it.
-            MissingExtraError: a grammar needs llguidance, which is not installed.
         """
         matcher = None
         if request.grammar is not None and self._grammars is not None:
@@ -208,13 +193,7 @@ class RequestReader:
         return [self._manifest.tokens.bos], ()
 
     def _placed(self, prompt: MediaPrompt) -> tuple[list[int], tuple[Picture, ...]]:
-        """Ids of a prompt with those of its vectors, and its images or sounds.
-
-        Raises:
-            BundleKindError: the model does not read them.
-            InputError: there are not as many placeholders as images or sounds, one is invalid, or
-                nothing is between two whose vectors see each other.
-        """
+        """Ids of a prompt with those of its vectors, and its images or sounds."""
         check_media(prompt.media, self._manifest)
         features = self._manifest.features
         if features is None or self._media is None:

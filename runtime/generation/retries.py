@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ortolan.runtime.generation.active_sequence import ActiveSequence
 
-__all__ = ["TRIES", "Retries"]
-
 TRIES = 3
 """Times that work is tried before its request fails, unless it gets on in between."""
 

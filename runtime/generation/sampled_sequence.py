@@ -16,8 +16,6 @@ from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.generation.stop import StopMatcher
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["SampledSequence"]
-
 
 class SampledSequence(ActiveSequence):
     """One request and the tokens sampled for it so far.
@@ -96,10 +94,6 @@ class SampledSequence(ActiveSequence):
 
         Args:
             logits_V: `(V,)`; those of forbidden tokens are overwritten.
-
-        Raises:
-            NumericError: the highest logit is not finite.
-            GrammarError: no token continues the text.
         """
         if self._behind:
             self.next_tokens = (self.tokens[-self._behind],)
@@ -139,12 +133,7 @@ class SampledSequence(ActiveSequence):
         return piece
 
     def completion(self) -> Completion:
-        """The result.
-
-        Raises:
-            InputError: the sequence has not ended.
-            NumericError: the logits were not finite.
-        """
+        """The result."""
         if self._error is not None:
             raise self._error
         if self.finish_reason is None:

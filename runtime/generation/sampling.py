@@ -30,13 +30,6 @@ from ortolan.runtime.errors import InputError, NumericError, SamplingError
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.truncation import keep_min_p, keep_top_k, keep_top_p
 
-__all__ = [
-    "Sampler",
-    "Sampling",
-    "penalize_counts",
-    "penalize_repetition",
-]
-
 _NO_IDS, _NO_BIAS = np.empty(0, np.intp), np.empty(0, np.float32)
 """Shared by all samplers without a bias: allocating arrays takes longer than choosing a token."""
 
@@ -48,10 +41,6 @@ class Sampler:
         sampling: the options.
         vocab_size: ids are in `[0, vocab_size)`.
         prompt: ids before the first new one, for the repetition penalty.
-
-    Raises:
-        SamplingError: a biased id is outside the vocabulary.
-        InputError: a prompt id is outside the vocabulary.
     """
 
     def __init__(self, sampling: Sampling, vocab_size: int, *, prompt: Iterable[int] = ()) -> None:
@@ -88,10 +77,6 @@ class Sampler:
 
         Args:
             logits_V: `(V,)`; -inf marks a forbidden token. Not modified.
-
-        Raises:
-            NumericError: a logit is NaN or +inf, or all are -inf.
-            SamplingError: bias and penalties overflow float32.
         """
         scores_V = self._adjusted(logits_V)
         if self._is_greedy:
@@ -108,11 +93,7 @@ class Sampler:
         return token
 
     def record(self, token: int) -> None:
-        """Count a token that was not chosen by `next`.
-
-        Raises:
-            InputError: the id is outside the vocabulary.
-        """
+        """Count a token that was not chosen by `next`."""
         _checked_id(token, *self._shape)
         self._step += 1
         for tally in self._tallies:

@@ -14,8 +14,6 @@ import numpy as np
 from ortolan.runtime.errors import SamplingError, shown
 from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED, MAX_VOCABULARY
 
-__all__ = ["Sampling"]
-
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
-__all__ = ["Scheduler", "Work"]
-
 Work = Literal["prefill", "step"]
 
 FULL = 0.75

@@ -7,8 +7,6 @@ from typing import Any
 
 from ortolan.runtime.errors import GrammarError
 
-__all__ = ["ESCAPES", "asks_for_several_keys", "check_schema", "close_schemas"]
-
 ESCAPES = 'nrbtf\\"'
 """Letters allowed after a backslash in JSON strings. Without `u`, every text has one spelling:
 the key `\\u0061` would match no property's name, but a parser reads it as `a`."""
@@ -30,11 +28,7 @@ _LARK = re.compile(
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Reject schemas that llguidance would not enforce, or could not satisfy.
-
-    Raises:
-        GrammarError: names the keyword.
-    """
+    """Reject schemas that llguidance would not enforce, or could not satisfy."""
     options = schema.get("x-guidance", {})
     if not isinstance(options, Mapping):
         raise GrammarError("x-guidance must be an object. Correct or remove it.")
@@ -60,12 +54,7 @@ def asks_for_several_keys(schema: Any) -> bool:
 
 
 def close_schemas(lark: str) -> str:
-    """Restrict the `%json` schemas of a Lark grammar to one spelling of each text.
-
-    Raises:
-        GrammarError: a schema is rejected, or has a `minProperties` above 1: duplicate keys are
-            only detected where the whole text is JSON.
-    """
+    """Restrict the `%json` schemas of a Lark grammar to one spelling of each text."""
     parts, end = [], 0
     for match in _LARK.finditer(lark):
         if not match[0].startswith("%json") or match.start() < end:

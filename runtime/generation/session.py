@@ -15,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count, checked_path
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-
-__all__ = ["Session", "SessionSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.runner import Runner
     from ortolan.runtime.generation.active_sequence import ActiveSequence
 
-__all__ = ["Speculation"]
-
 
 class Speculation:
     """The drafts of one sequence.

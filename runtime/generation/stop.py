@@ -10,17 +10,12 @@ from collections.abc import Sequence
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
-__all__ = ["StopMatcher", "checked_stop"]
-
 
 class StopMatcher:
     """Matches stop texts. The work per piece does not depend on the length of the stop texts.
 
     Args:
         texts: stop texts; may be empty.
-
-    Raises:
-        InputError: too many texts, or one that is empty, too long, or not text.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -90,11 +85,7 @@ class _Search:
 
 
 def checked_stop(texts: Sequence[str]) -> Sequence[str]:
-    """Return the stop texts if they are valid.
-
-    Raises:
-        InputError: too many texts, or one that is empty, too long, or not text.
-    """
+    """Return the stop texts if they are valid."""
     is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
     if not is_list or not all(isinstance(text, str) for text in texts):
         raise InputError(f"stop must be a list of texts (got {shown(texts)}).")

@@ -7,8 +7,6 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
-__all__ = ["TextStream"]
-
 
 class TextStream(Iterator[str]):
     """An iterator of pieces of text. Close it, or leave its `with` block, to stop early.

@@ -6,8 +6,6 @@ Shape letters: V vocabulary, N candidates.
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keep_min_p", "keep_top_k", "keep_top_p"]
-
 
 def keep_top_k(scores_V: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
     """Return the ids of the `top_k` highest scores, ascending, ties with the last included.

@@ -23,8 +23,6 @@ from ortolan.runtime.errors import AdapterError
 from ortolan.runtime.graph.products import Product, placed_products
 from ortolan.runtime.graph.schema import message_of, parse_model
 
-__all__ = ["JoinedFactors", "adaptable_weights", "adapted_graph"]
-
 _SUFFIXES = (".codes", ".channels")
 """Suffixes of low-bit weights in a graph; without them the name is that of the model."""
 
@@ -71,10 +69,6 @@ def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors], *, rows: st
         data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
         updates: by name of weight, at least one; every product by that weight is updated.
         rows: name of a new input, the number of each row's adapter, int64 `(B,)`; 0 for none.
-
-    Raises:
-        AdapterError: the graph has no product by one of the weights that can be adapted, or the
-            weight has another shape.
     """
     shapes = adaptable_weights(data)
     for name, (first, second, _) in updates.items():

@@ -21,8 +21,6 @@ from ortolan.runtime import limits
 from ortolan.runtime.graph.element_types import Node
 from ortolan.runtime.graph.schema import RefusedError, check_count, text
 
-__all__ = ["check_bounds"]
-
 _INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 _DIVISIONS = frozenset({"ai.onnx::Div", "ai.onnx::Mod"})
@@ -97,11 +95,6 @@ def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
     Args:
         graph: a `Graph` message.
         nodes: its nodes.
-
-    Raises:
-        RefusedError: a value has too many readers or is joined from too many; integers are divided
-            by something other than constants, or by 0 or -1; or constants ask for too many
-            elements.
     """
     _check_readers(nodes)
     _check_joins(nodes)

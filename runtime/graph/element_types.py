@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.graph.tensors import dtype_of
 
-__all__ = ["UNKNOWN", "Node", "counting_nodes", "typed_nodes"]
-
 UNKNOWN = "unknown"
 """Type of values that no declared value leads to."""
 
@@ -80,11 +78,7 @@ def counting_nodes(data: bytes) -> set[str]:
 
 
 def typed_nodes(graph: Any) -> list[Node]:
-    """Return the nodes of a `Graph` message, in order.
-
-    Raises:
-        RefusedError: a type is not numeric, or two nodes write one value.
-    """
+    """Return the nodes of a `Graph` message, in order."""
     types = {value.name: _name(value.type.tensor_type.elem_type) for value in graph.input}
     types.update((tensor.name, _name(tensor.data_type)) for tensor in graph.initializer)
     types[b""] = ""

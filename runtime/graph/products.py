@@ -11,16 +11,6 @@ from typing import Any
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.graph.tensors import dtype_of
 
-__all__ = [
-    "CODE_MIDDLE",
-    "CODE_STEP",
-    "PRODUCT_INPUT",
-    "PRODUCT_OUTPUT",
-    "Product",
-    "placed_products",
-    "products",
-]
-
 PRODUCT_INPUT, PRODUCT_OUTPUT = "x", "y"
 """Names of the input and the output of a product's graph."""
 

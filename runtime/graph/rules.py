@@ -41,8 +41,6 @@ from ortolan.runtime.graph.summary import (
 from ortolan.runtime.graph.tensors import dtype_of, external_tensors
 from ortolan.runtime.graph.vocabulary import foreign_forms
 
-__all__ = ["read"]
-
 _DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 
 _GROUP_QUERY = "com.microsoft::GroupQueryAttention"
@@ -83,11 +81,7 @@ _ADVICE = "The graph was not written by Ortolan, or is damaged: export the bundl
 
 
 def read(data: bytes, *, file: str = "graph") -> GraphSummary:
-    """Read a serialized ModelProto and check the rules above.
-
-    Raises:
-        GraphError: it is not an ONNX graph, or breaks a rule.
-    """
+    """Read a serialized ModelProto and check the rules above."""
     try:
         return _read(data)
     except RefusedError as error:

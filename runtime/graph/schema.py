@@ -21,15 +21,6 @@ from google.protobuf import (  # type: ignore[import-untyped]
 
 from ortolan.runtime import limits
 
-__all__ = [
-    "RefusedError",
-    "check_count",
-    "message_of",
-    "parse_function",
-    "parse_model",
-    "text",
-]
-
 _PACKAGE = "ortolan.onnx"
 
 # message -> field -> (number, type); * means repeated, capitalized types are messages
@@ -118,21 +109,13 @@ class RefusedError(Exception):
 
 
 def check_count(what: str, count: int, limit: int) -> None:
-    """Check that `count` is at most `limit`.
-
-    Raises:
-        RefusedError: it is not.
-    """
+    """Check that `count` is at most `limit`."""
     if count > limit:
         raise RefusedError(f"at most {limit} {what}", f"{count}")
 
 
 def text(data: bytes) -> str:
-    """Decode text.
-
-    Raises:
-        RefusedError: not UTF-8.
-    """
+    """Decode text."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -144,9 +127,6 @@ def parse_model(data: bytes) -> Any:
 
     Returns:
         A message with the fields of `Model` above.
-
-    Raises:
-        RefusedError: not protobuf, or more fields than `limits.MAX_GRAPH_FIELDS`.
     """
     _check_field_count(data)
     return _parse("Model", data)
@@ -158,11 +138,7 @@ def message_of(name: str) -> Any:
 
 
 def parse_function(data: bytes) -> Any:
-    """Parse the name and domain of a FunctionProto.
-
-    Raises:
-        RefusedError: not protobuf.
-    """
+    """Parse the name and domain of a FunctionProto."""
     return _parse("Function", data)
 
 

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from ortolan.runtime.graph.schema import message_of
 
-__all__ = ["Node", "write_model"]
-
 OPSET, IR_VERSION = 21, 10
 
 _INT = 2

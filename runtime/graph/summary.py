@@ -4,15 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "AttentionNode",
-    "ExternalTensor",
-    "GraphSummary",
-    "LocalFunction",
-    "Reader",
-    "Value",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:

@@ -9,8 +9,6 @@ from ortolan.runtime import limits
 from ortolan.runtime.graph.schema import RefusedError, check_count, text
 from ortolan.runtime.graph.summary import ExternalTensor
 
-__all__ = ["dtype_of", "external_tensors"]
-
 # ONNX element type -> name, bits; no strings, no complex numbers
 _DTYPES = {
     1: ("float32", 32),
@@ -52,9 +50,6 @@ def dtype_of(name: str, number: int) -> tuple[str, int]:
     Args:
         name: name of the value, for errors.
         number: element type, as ONNX numbers them.
-
-    Raises:
-        RefusedError: not a numeric type.
     """
     if number not in _DTYPES:
         raise RefusedError(f"numbers as elements of {name!r}", f"element type {number}")
@@ -62,11 +57,7 @@ def dtype_of(name: str, number: int) -> tuple[str, int]:
 
 
 def external_tensors(graph: Any) -> Iterator[ExternalTensor]:
-    """Check every tensor of a graph; yield those with their bytes in another file.
-
-    Raises:
-        RefusedError: the bytes of a tensor do not fit its shape, or are in two places.
-    """
+    """Check every tensor of a graph; yield those with their bytes in another file."""
     for name, tensor in _tensors(graph):
         check_count(f"axes of {name!r}", len(tensor.dims), limits.MAX_TENSOR_RANK)
         if any(not 0 <= size <= limits.MAX_DIMENSION for size in tensor.dims):

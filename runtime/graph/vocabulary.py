@@ -27,8 +27,6 @@ from ortolan.runtime import limits
 from ortolan.runtime.graph.element_types import Node
 from ortolan.runtime.graph.schema import check_count, text
 
-__all__ = ["DATA", "Operator", "attribute_kind", "foreign_forms", "form_of", "vocabulary"]
-
 DATA = "vocabulary.json"
 
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
@@ -66,11 +64,7 @@ def vocabulary() -> Mapping[str, Operator]:
 
 
 def foreign_forms(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return distinct forms of nodes that are not in the vocabulary, sorted.
-
-    Raises:
-        RefusedError: a name is not UTF-8, there are too many forms, or one is too long.
-    """
+    """Return distinct forms of nodes that are not in the vocabulary, sorted."""
     operators = vocabulary()
     forms: dict[Any, str] = {}
     for node in nodes:
@@ -101,11 +95,7 @@ def form_of(node: Node) -> str:
 
 
 def attribute_kind(attribute: Any) -> str:
-    """Return the kind of an attribute; for text, its value in quotes.
-
-    Raises:
-        RefusedError: the text is not UTF-8.
-    """
+    """Return the kind of an attribute; for text, its value in quotes."""
     if attribute.type == _TEXT:
         if attribute.name == b"equation":  # Einsum: any value
             return "text"

@@ -19,18 +19,6 @@ from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraE
 from ortolan.runtime.inputs.sound_file import BLOCK, Blocks, check_size, mono, open_blocks
 from ortolan.runtime.machine.exit_guard import native_call
 
-__all__ = [
-    "Sound",
-    "log_mel",
-    "mel_filters",
-    "read_blocks",
-    "read_chunks",
-    "read_parts",
-    "read_samples",
-    "read_wave",
-    "wave_of",
-]
-
 Sound = str | os.PathLike[str] | bytes | NDArray[Any]
 """A path, the bytes of a file, or samples `(N,)` or `(N, channels)`."""
 
@@ -67,10 +55,6 @@ def read_chunks(
 
     Returns:
         float32 `(K, bins, frames)`.
-
-    Raises:
-        InputError: as `read_samples`.
-        MissingExtraError: as `read_samples`.
     """
     samples_N = read_samples(sound, source, rate=rate)
     missing = source.frames * source.hop - len(samples_N)
@@ -94,10 +78,6 @@ def read_parts(
 
     Returns:
         float32 `(bins, F)` each, of at most `source.frames` frames.
-
-    Raises:
-        InputError: as `read_samples`.
-        MissingExtraError: as `read_samples`.
     """
     samples_N = read_samples(sound, source, rate=rate)
     missing = max(source.shortest, source.hop) - len(samples_N)
@@ -107,13 +87,7 @@ def read_parts(
 
 
 def read_wave(sound: Sound, source: WaveSource) -> NDArray[np.float32]:
-    """Read a sound as the wave that an encoder needs, `(N,)`.
-
-    Raises:
-        ContextLengthError: longer than the encoder reads.
-        InputError: as `read_samples`, or shorter than a window.
-        MissingExtraError: as `read_samples`.
-    """
+    """Read a sound as the wave that an encoder needs, `(N,)`."""
     samples_N = read_samples(sound, source)
     if len(samples_N) > source.samples:
         raise ContextLengthError(
@@ -131,9 +105,6 @@ def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.fl
     Args:
         samples_N: at the rate of the encoder.
         source: what the encoder needs.
-
-    Raises:
-        InputError: shorter than a window.
     """
     if len(samples_N) < source.window:
         raise InputError(
@@ -162,11 +133,6 @@ def read_samples(
 
     Returns:
         float32 `(N,)`.
-
-    Raises:
-        InputError: not a sound, empty, damaged, cut off, too long, or with values that are not
-            finite or far beyond 1.
-        MissingExtraError: soundfile or soxr is needed but not installed.
     """
     if isinstance(sound, np.ndarray):
         own, blocks = _array_blocks(sound, source.rate if rate is None else rate)

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.errors import ContextLengthError, InputError, shown
 
-__all__ = ["TokenIds", "checked_ids"]
-
 TokenIds = Iterable[int] | NDArray[np.integer[Any]]
 """One sequence of token ids: a list, a tuple or a one-dimensional array."""
 
@@ -29,10 +27,6 @@ def checked_ids(
         what: name of the argument in errors.
         fewest: minimum number of ids, 0 or 1.
         most: maximum number of ids.
-
-    Raises:
-        ContextLengthError: more than `most`.
-        InputError: fewer than `fewest`, or something other than ids of the vocabulary.
     """
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):

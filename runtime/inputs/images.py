@@ -23,8 +23,6 @@ from ortolan.runtime.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
-__all__ = ["Image", "Values", "normalized", "read_pixels", "read_values", "resized"]
-
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
 """A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
 
@@ -61,11 +59,6 @@ def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
 
     Returns:
         `(value * scale - mean) / std`, `(channels, height, width)`.
-
-    Raises:
-        InputError: not an image, damaged, too large, of the wrong size where the steps do not
-            resize, or with values beyond 8 bits.
-        MissingExtraError: Pillow is needed but not installed.
     """
     fitted_HWC = _fit(read_values(image, source), source)
     pixels_CHW = normalized(fitted_HWC, source)
@@ -89,12 +82,7 @@ def read_values(image: Any, source: ImageSource | PatchSource) -> NDArray[np.uin
 def resized(
     values_HWC: Values, height: int, width: int, source: ImageSource | PatchSource
 ) -> Values:
-    """Resize `(H, W, channels)` to `(height, width, channels)` with the filter of an encoder.
-
-    Raises:
-        InputError: it would be too large.
-        MissingExtraError: Pillow is needed but not installed.
-    """
+    """Resize `(H, W, channels)` to `(height, width, channels)` with the filter of an encoder."""
     if (height, width) == values_HWC.shape[:2]:
         return values_HWC
     _check_size(width, height, "After resizing, the image")
@@ -268,12 +256,7 @@ def _has_small_integers(image: "Pillow.Image") -> bool:
 
 
 def _fit(values_HWC: Values, source: ImageSource) -> Values:
-    """Resize and crop: `(H, W, channels)`, to be padded to the size of the encoder.
-
-    Raises:
-        InputError: the image does not have the encoder's size afterwards, or is too large before
-            cropping.
-    """
+    """Resize and crop: `(H, W, channels)`, to be padded to the size of the encoder."""
     steps = source.steps
     values_HWC = resized(values_HWC, *_resized_size(values_HWC.shape[:2], steps), source)
     if steps.crop is not None:
@@ -289,11 +272,7 @@ def _fit(values_HWC: Values, source: ImageSource) -> Values:
 
 
 def _resized_size(size: tuple[int, ...], steps: Fit) -> tuple[int, int]:
-    """Return height and width after the first step.
-
-    Raises:
-        InputError: a side would be shorter than a pixel.
-    """
+    """Return height and width after the first step."""
     height, width = size
     match steps.resize:
         case None:

@@ -10,8 +10,6 @@ from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["MediaPrompt", "Part", "check_media", "read_parts", "wrapped"]
-
 Part = str | Mapping[str, Any]
 """A text; an image as `{"image": image}`; or a sound as `{"audio": sound}`, where an array of
 samples may have a `"rate"`."""
@@ -36,13 +34,7 @@ class MediaPrompt:
 def read_parts(
     parts: Sequence[Part], tokenizer: Tokenizer | None, manifest: Manifest
 ) -> MediaPrompt:
-    """Encode the texts of a prompt, with placeholders between them.
-
-    Raises:
-        BundleKindError: the model reads no images or no sounds.
-        InputError: a part is neither a text, an image nor a sound.
-        TokenizerError: there is no tokenizer, or none with the placeholder.
-    """
+    """Encode the texts of a prompt, with placeholders between them."""
     read = [part if isinstance(part, str) else _medium(part) for part in parts]
     media = tuple(part for part in read if isinstance(part, Medium))
     check_media(media, manifest)

@@ -2,8 +2,6 @@
 
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Medium"]
-
 
 class Medium(NamedTuple):
     """An image or a sound in a prompt.

@@ -14,8 +14,6 @@ from ortolan.runtime.bundle.sources import PatchSource, PositionTable, WholeSqua
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 
-__all__ = ["FlatPatches", "fitted_size", "flat_patches", "read_whole"]
-
 Array = NDArray[np.float32]
 
 T = TypeVar("T", bound=np.generic)
@@ -46,10 +44,6 @@ def read_whole(image: Any, source: PatchSource) -> Array:
     Args:
         image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
         source: of the encoder.
-
-    Raises:
-        InputError: not an image, damaged, too large, or too narrow for the encoder.
-        MissingExtraError: Pillow is needed but not installed.
     """
     values_HWC = read_values(image, source)
     height, width = fitted_size(values_HWC.shape[:2], source)
@@ -57,11 +51,7 @@ def read_whole(image: Any, source: PatchSource) -> Array:
 
 
 def fitted_size(size: tuple[int, ...], source: PatchSource) -> tuple[int, int]:
-    """Height and width to which an image is resized.
-
-    Raises:
-        InputError: it is so narrow that it would have more patches than the encoder reads.
-    """
+    """Height and width to which an image is resized."""
     if isinstance(source.size, WholeSquares):
         height, width = _whole_squares(size, source.square, source.size)
     else:

@@ -26,8 +26,6 @@ from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.errors import InputError, MissingExtraError
 
-__all__ = ["BLOCK", "Blocks", "check_size", "mono", "open_blocks"]
-
 FORMATS = ("AIFF", "FLAC", "MP3", "OGG", "WAV", "WAVEX")
 """Formats to decode, as soundfile names them. Others are rare and rarely tested."""
 
@@ -75,10 +73,6 @@ def open_blocks(sound: Any) -> Blocks:
     Returns:
         Its rate and blocks. Decoding a block raises InputError if the file is damaged, cut off or
         longer than stated.
-
-    Raises:
-        InputError: not a sound, damaged, cut off or too long.
-        MissingExtraError: soundfile is needed but not installed.
     """
     data, name = _contents(sound)
     try:

@@ -35,22 +35,6 @@ from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.patches import flat_patches, read_whole
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
 
-__all__ = [
-    "Input",
-    "Inputs",
-    "Source",
-    "SourceReader",
-    "SpannedIds",
-    "TypedIds",
-    "WindowIds",
-    "as_list",
-    "has_parts",
-    "is_batch",
-    "pad",
-    "part_feeds",
-    "patch_feeds",
-]
-
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
 """A text, two texts, or token ids; or an image as a path, bytes or pixels; or a sound as a path,
 bytes or samples."""
@@ -141,13 +125,6 @@ class SourceReader:
                 added around texts only.
             truncate: cut a text that is too long at its end, before the special tokens. Of two
                 texts the longer one is cut first.
-
-        Raises:
-            ContextLengthError: more tokens or seconds than the encoder reads.
-            InputError: empty, or not an input of this encoder.
-            MissingExtraError: an image or a sound must be decoded, but the package for it is not
-                installed.
-            TokenizerError: the tokenizer cannot read the text, or the bundle has none.
         """
         truncate = self.checked_truncate(truncate)
         source = self._manifest.source
@@ -197,10 +174,6 @@ class SourceReader:
             context: cut into parts that fit.
             max_tokens: maximum length of a window.
             stride: number of tokens that neighbouring parts share.
-
-        Raises:
-            InputError: a text has no tokens.
-            TokenizerError: the question leaves no room, or the tokenizer cannot read a text.
         """
         if self._tokenizer is None:
             raise no_tokenizer("question and context")

@@ -24,8 +24,6 @@ from ortolan.runtime.bundle.sources import ImageSource, PatchSource
 from ortolan.runtime.inputs.images import Values, normalized, read_values, resized
 from ortolan.runtime.inputs.patches import fitted_size
 
-__all__ = ["Cut", "closest", "cut", "cut_oversized", "surrounded"]
-
 
 class Cut(NamedTuple):
     """An image in tiles.
@@ -48,10 +46,6 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
         image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
         source: size, channels and normalization of the encoder.
         tiles: how to cut.
-
-    Raises:
-        InputError: not an image, damaged, or too large.
-        MissingExtraError: Pillow is needed but not installed.
     """
     high, wide = source.height, source.width
     values_HWC: Values = read_values(image, source)
@@ -76,10 +70,6 @@ def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bo
         source: of the encoder.
         grid: which images to cut, and how.
         split: whether any image is cut.
-
-    Raises:
-        InputError: not an image, damaged, too large, or too narrow for the encoder.
-        MissingExtraError: Pillow is needed but not installed.
     """
     values_HWC = read_values(image, source)
     size, side = values_HWC.shape[:2], grid.tile

@@ -9,8 +9,6 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["TokenStream", "open_stream", "token_bytes"]
-
 Lookup = Callable[[int], str | None]
 """Returns the vocabulary entry of an id, or `None` for a token without text."""
 
@@ -22,11 +20,7 @@ class TokenStream(Protocol):
     """Text of one sequence, piece by piece."""
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that is now final, often empty.
-
-        Raises:
-            TokenizerError: the id is outside the vocabulary; the stream is unchanged.
-        """
+        """Add a token and return the text that is now final, often empty."""
 
     def flush(self) -> str:
         """Return the text held back; the next token starts a new text."""

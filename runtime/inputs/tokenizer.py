@@ -23,16 +23,6 @@ from ortolan.runtime.inputs.unlocked import TokenSize, Unlocked, token_size
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
 
-__all__ = [
-    "PairWindow",
-    "TokenSpan",
-    "TokenStream",
-    "Tokenizer",
-    "no_tokenizer",
-    "open_tokenizer",
-    "read_ids",
-]
-
 T = TypeVar("T")
 
 
@@ -503,11 +493,7 @@ def _listed(ids: Iterable[int]) -> Iterable[int]:
 
 
 def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:
-    """Return the tokenizer of a bundle, or `None`.
-
-    Raises:
-        TokenizerError: it is damaged, or has ids outside the vocabulary.
-    """
+    """Return the tokenizer of a bundle, or `None`."""
     name = bundle.manifest.tokenizer
     if name is None:
         return None
@@ -575,10 +561,6 @@ def read_ids(
         what: see `checked_ids`.
         fewest: see `checked_ids`.
         max_tokens: see `Tokenizer.check_length`; `None` for no limit.
-
-    Raises:
-        ContextLengthError: the text is far too long.
-        TokenizerError: the tokenizer cannot read the text, or there is none.
     """
     if isinstance(prompt, str):
         if tokenizer is None:

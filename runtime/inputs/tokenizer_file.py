@@ -19,8 +19,6 @@ from ortolan.runtime.limits import (
     MAX_UNIGRAM_BYTES,
 )
 
-__all__ = ["Outline", "components_of", "read_outline"]
-
 # fmt: off
 _KNOWN = frozenset([
     "BPEDecoder", "BertNormalizer", "BertPreTokenizer", "ByteFallback", "ByteLevel", "CTC",
@@ -64,9 +62,6 @@ def read_outline(data: bytes) -> Outline:
         of them; their size is bounded.
     Case 5: a BPE model cuts off `continuing_subword_prefix` by bytes. Half a character aborts the
         process, and language models do not need the prefix, so it is refused.
-
-    Raises:
-        TokenizerError: not JSON, or beyond a bound, that of the whole file included.
     """
     if len(data) > MAX_TOKENIZER_BYTES:
         raise TokenizerError(

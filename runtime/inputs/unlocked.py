@@ -14,8 +14,6 @@ import tokenizers
 
 from ortolan.runtime.inputs.token_stream import BYTE_ALPHABET
 
-__all__ = ["TokenSize", "Unlocked", "token_size"]
-
 LONG = 1024
 """Characters or tokens from which a text is worth a call without the lock."""
 

@@ -12,8 +12,6 @@ from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
-__all__ = ["model_card", "use_of"]
-
 _TASKS: Mapping[str, tuple[str, str]] = {
     "decoder": ("text-generation", "image-text-to-text"),
     "encoder-decoder": ("translation", "image-to-text"),
@@ -63,10 +61,6 @@ def model_card(
         base_model: repository of the checkpoint; by default the one that it was fetched from.
         license_id: identifier of its license, such as `apache-2.0`.
         repository: name of the repository that gets the card.
-
-    Raises:
-        InputError: the bundles are of different checkpoints, or their folders have one name.
-        BundleError: a certificate cannot be read.
     """
     if folders is None:
         folders = [bundle.path.resolve().name for bundle in bundles]

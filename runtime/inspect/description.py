@@ -14,8 +14,6 @@ from ortolan.runtime.errors import SamplingError
 from ortolan.runtime.generation.recommended import Recommendation, recommendation
 from ortolan.runtime.generation.sampling_options import Sampling
 
-__all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
-
 _PLAIN = "ai.onnx::Softmax"
 """Counts attention that is spelled out in plain operators."""
 

@@ -16,8 +16,6 @@ LinearAttention come from the kernels' source (contrib_ops/cuda/bert).
 
 from typing import NamedTuple
 
-__all__ = ["DECISIVE_INPUT", "KERNELS", "TYPES", "Kernels"]
-
 
 class Kernels(NamedTuple):
     """Element types with a kernel, by device."""

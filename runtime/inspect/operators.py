@@ -24,8 +24,6 @@ from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.element_types import Node, typed_nodes
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 
-__all__ = ["TRACKED", "Operators", "Tracked", "required_operators", "write_operators"]
-
 
 class Tracked(NamedTuple):
     """Inputs and outputs of an operator whose types decide which code is needed."""
@@ -105,9 +103,6 @@ def required_operators(bundle: Bundle, scratch: Path) -> Operators:
     Args:
         bundle: opened and checked.
         scratch: an empty folder with free space for the weights.
-
-    Raises:
-        GraphError: onnxruntime cannot load a graph on the CPU.
     """
     versions: dict[tuple[str, int], set[str]] = defaultdict(set)
     types: dict[str, _Types] = defaultdict(_Types)  # of all versions: the last entry in a file wins
@@ -128,12 +123,7 @@ def required_operators(bundle: Bundle, scratch: Path) -> Operators:
 
 
 def write_operators(bundle: Bundle, path: Path) -> Operators:
-    """Write the configuration file, and return its contents.
-
-    Raises:
-        GraphError: onnxruntime cannot load a graph on the CPU.
-        OSError: the file cannot be written, or the disk is full.
-    """
+    """Write the configuration file, and return its contents."""
     path = files.destination(path)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".operators-") as scratch:
         operators = required_operators(bundle, Path(scratch))

@@ -21,8 +21,6 @@ from ortolan.runtime.graph.element_types import UNKNOWN, typed_nodes
 from ortolan.runtime.graph.schema import parse_function, parse_model, text
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, TYPES, Kernels
 
-__all__ = ["Misplaced", "NodeKind", "Placement", "node_kinds", "place", "placement"]
-
 Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
 
 _COUNTING = frozenset({"bool", "int32", "int64"})
@@ -92,10 +90,6 @@ def place(graphs: Mapping[str, bytes], device: str) -> Placement:
     Args:
         graphs: contents of ONNX files by role.
         device: `cpu` or `cuda`.
-
-    Raises:
-        DeviceError: another device.
-        RefusedError: an element type that bundles do not use.
     """
     if device not in Kernels._fields:
         raise DeviceError(f"device must be cpu or cuda (got {device!r}).")
@@ -140,11 +134,7 @@ def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback |
 
 
 def node_kinds(graph: Any) -> Counter[NodeKind]:
-    """Count the nodes of a `Graph` message by kind, without constants.
-
-    Raises:
-        RefusedError: an element type that bundles do not use.
-    """
+    """Count the nodes of a `Graph` message by kind, without constants."""
     weights = {tensor.name for tensor in graph.initializer if tensor.data_location}
     kinds: Counter[NodeKind] = Counter()
     for node in typed_nodes(graph):

@@ -8,8 +8,6 @@ from jinja2 import Undefined
 
 from ortolan.runtime.errors import ChatTemplateError
 
-__all__ = ["Budget", "count_values"]
-
 BASE_STEPS = 30_000
 """Steps without any message. Published templates need a few hundred."""
 
@@ -75,9 +73,6 @@ class Budget:
         """Pay for walking all of a value a number of times, and return its characters.
 
         A list that contains another one twice, and so on, is small but takes forever to walk.
-
-        Raises:
-            ChatTemplateError: too large, or not plain data.
         """
         characters = 0
         for item in _nested(value):
@@ -93,11 +88,7 @@ class Budget:
         return characters
 
     def pay_result(self, value: Any) -> Any:
-        """Pay for a result and return it, with generators exhausted.
-
-        Raises:
-            ChatTemplateError: too long, or an integer with too many bits.
-        """
+        """Pay for a result and return it, with generators exhausted."""
         if isinstance(value, Iterator):
             return iter(self.pay_result([*value]))
         if isinstance(value, str):

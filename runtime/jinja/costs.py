@@ -20,8 +20,6 @@ from jinja2.utils import pass_context
 from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget
 
-__all__ = ["METHODS", "filters", "pay_method", "pay_operator", "tests"]
-
 MAX_INDENT = 32
 """Columns of an indentation, and digits to round to."""
 
@@ -88,12 +86,7 @@ def tests() -> dict[str, Any]:
 
 
 def pay_operator(budget: Budget, sign: str, left: Any, right: Any) -> None:
-    """Pay for an operation that can return far more than it reads.
-
-    Raises:
-        ChatTemplateError: beyond the budget.
-        OverflowError: a power of large numbers.
-    """
+    """Pay for an operation that can return far more than it reads."""
     if sign == "*":
         for value, times in ((left, right), (right, left)):
             if isinstance(times, int) and isinstance(value, str | list | tuple):

@@ -22,8 +22,6 @@ from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget
 from ortolan.runtime.jinja.costs import METHODS, filters, pay_method, pay_operator, tests
 
-__all__ = ["Sandbox", "namespace", "paid"]
-
 NODES_PER_STEP = 4
 """Names, constants and the like per step; longer operations pay for themselves."""
 
@@ -203,12 +201,7 @@ class _Payments(NodeTransformer):
 
 
 def paid(template: nodes.Template) -> nodes.Template:
-    """Insert payments into a parsed template.
-
-    Raises:
-        ChatTemplateError: it needs other templates, or their blocks.
-        RecursionError: it is nested too deeply.
-    """
+    """Insert payments into a parsed template."""
     changed: nodes.Template = _Payments().visit(template)
     return changed
 

@@ -18,8 +18,6 @@ from ortolan.runtime.jinja.budget import Budget, count_values
 from ortolan.runtime.jinja.sandbox import Sandbox, namespace, paid
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
-__all__ = ["Template"]
-
 MAX_DATE_FORMAT = 64
 """Characters of a date format."""
 
@@ -44,9 +42,6 @@ class Template:
 
     Args:
         source: text of the template.
-
-    Raises:
-        ChatTemplateError: not a template, or too long.
     """
 
     def __init__(self, source: str) -> None:
@@ -62,11 +57,6 @@ class Template:
             values: plain data by name; stays unchanged.
             functions: callables in addition to `range`, `namespace`, `dict` and `strftime_now`.
             now: the time for `strftime_now`.
-
-        Raises:
-            ChatTemplateError: the template fails, or exceeds steps and string lengths in
-                proportion to the values.
-            OrtolanError: whatever a function raises.
         """
         count, characters = count_values(dict(values))
         budget = Budget(values=count, characters=characters)

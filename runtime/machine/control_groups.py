@@ -5,8 +5,6 @@ In this room `root` is the folder that holds `sys` and `proc`; tests pass anothe
 
 from pathlib import Path
 
-__all__ = ["group_folders", "read_small"]
-
 
 def group_folders(controller: str, root: Path) -> list[Path]:
     """Return the folders of this process's groups and of all their parents, whose limits all hold.

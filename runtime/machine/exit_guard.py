@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["native_call"]
-
 _condition = threading.Condition()
 _callers = set[int]()
 _is_ending = False

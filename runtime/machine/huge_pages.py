@@ -18,8 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["HUGE_PAGE", "collapse", "collapse_later", "huge_page_mode", "pages_in_use"]
-
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64, and on arm64 with 4 KiB pages."""
 

@@ -6,15 +6,6 @@ from pathlib import Path
 
 from ortolan.runtime.machine.control_groups import group_folders, read_small
 
-__all__ = [
-    "available_memory",
-    "free_swap",
-    "peak_memory",
-    "return_free_memory",
-    "return_large_memory",
-    "used_memory",
-]
-
 LARGE_BYTES = 2 << 20
 """Size, in bytes, from which freed memory is returned at once; see `return_large_memory`."""
 

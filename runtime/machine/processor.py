@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ortolan.runtime.machine.control_groups import read_small
 
-__all__ = ["processor_features"]
-
 # x86-64, as Linux names them
 _X86 = (
     "sse4_1 avx avx2 fma f16c avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni avx512_bf16 "

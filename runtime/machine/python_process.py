@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-__all__ = ["python_process"]
-
 
 @contextmanager
 def python_process(

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["state_folder"]
-
 
 def state_folder() -> Path:
     """Return `ortolan` in `XDG_STATE_HOME`, in `LOCALAPPDATA` on Windows, or in ~/.local/state."""

@@ -44,8 +44,6 @@ from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features
 from ortolan.staging import BusyError, Place, staged
 
-__all__ = ["PackReport", "pack"]
-
 _SAVED = "saved.bin"
 
 _SPACE = "Free some disk space: packing needs up to four times the weights."
@@ -75,11 +73,6 @@ def pack(bundle: Bundle) -> PackReport:
     """Pack the weights of a bundle for this processor and this onnxruntime.
 
     Replaces an earlier result. Outputs with and without packed weights must be bit-identical.
-
-    Raises:
-        BundleError: there is nothing to pack, no disk space, no permission, another process is
-            packing, or the outputs differ.
-        GraphError: onnxruntime cannot load a graph.
     """
     folder = bundle.path / packed.folder_name(onnxruntime_version())
     try:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
     from ortolan.runtime.serving.worker import Worker
 
-__all__ = ["MAX_QUEUE", "BaseService", "patiently", "waited"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -9,8 +9,6 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_seconds
 from ortolan.runtime.serving.signals import Signal, Woken
 
-__all__ = ["BaseTicket", "Work"]
-
 
 class Work(Protocol):
     """A request while a service computes it: a sequence, or a call of an encoder."""

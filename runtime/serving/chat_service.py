@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat_options import ChatOptions
     from ortolan.runtime.serving.ticket import Ticket
 
-__all__ = ["ChatService"]
-
 MAX_REPLIES = 256
 """Maximum number of replies per call; each is a request."""
 

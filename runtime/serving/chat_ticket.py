@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
     from ortolan.runtime.serving.ticket import TextPiece, Ticket
 
-__all__ = ["ChatTicket", "ReplyPieces", "reply_stream"]
-
 
 class ChatTicket(Iterator[Piece], AsyncIterator[Piece]):
     """A reply that a service generates. Any thread and any event loop may use it.

@@ -20,8 +20,6 @@ from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import typed
 from ortolan.runtime.generation.retries import TRIES
 
-__all__ = ["EncoderQueue"]
-
 WINDOW = 8 * MAX_BATCH_ROWS
 """Number of waiting inputs among which those of similar length are sought."""
 
@@ -75,11 +73,7 @@ class EncoderQueue:
         self._forget({work})
 
     def round(self) -> bool:
-        """Compute a batch. `False` if nothing waits.
-
-        Raises:
-            Exception: the batch was not computed; `recover` goes on.
-        """
+        """Compute a batch. `False` if nothing waits."""
         if not self._waiting:
             return False
         window = self._waiting[:WINDOW]

@@ -23,8 +23,6 @@ from ortolan.runtime.serving.worker import Worker
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
 from ortolan.runtime.transcription.transcript import Transcript
 
-__all__ = ["MAX_INPUTS", "EncoderServeOptions", "EncoderService", "EncoderStats"]
-
 R = TypeVar("R")
 
 MAX_INPUTS = 2048

@@ -6,8 +6,6 @@ from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Woken
 
-__all__ = ["EncoderTicket"]
-
 R = TypeVar("R")
 
 

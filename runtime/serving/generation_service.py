@@ -20,8 +20,6 @@ from ortolan.runtime.serving.worker import Worker
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
-__all__ = ["MAX_SLOTS", "GenerationService"]
-
 MAX_SLOTS = 256
 """Maximum number of sequences in one decode step."""
 

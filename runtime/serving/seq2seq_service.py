@@ -8,7 +8,7 @@ from ortolan.runtime.arguments import refuse_unknown
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
@@ -23,8 +23,6 @@ from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
 from ortolan.runtime.transcription.transcript import Transcript
-
-__all__ = ["Seq2SeqServeOptions", "Seq2SeqService"]
 
 
 class Seq2SeqServeOptions(TypedDict, total=False):

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count, refuse_unknown
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
-from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES, PrefixCache
-from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
@@ -39,8 +38,6 @@ from ortolan.runtime.transcription.transcript import Transcript
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.encoder import Encoder
-
-__all__ = ["Mode", "ServeOptions", "Service"]
 
 Mode = Literal["exact", "fast"]
 

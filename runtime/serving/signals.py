@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-__all__ = ["Signal", "Woken", "wake"]
-
 T = TypeVar("T")
 
 Woken = dict[AbstractEventLoop, list["Future[None]"]]
@@ -32,11 +30,7 @@ class Signal:
         self._futures: set[Future[None]] = set()
 
     def wait(self, poll: Callable[[], T | None], timeout: float | None = None) -> T:
-        """Block this thread until `poll`, called with the lock after each signal, returns a value.
-
-        Raises:
-            TimeoutError: it did not within `timeout` seconds.
-        """
+        """Block until `poll`, called with the lock after each signal, returns a value."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while (value := poll()) is None:

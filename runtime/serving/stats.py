@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.sampled_sequence import SampledSequence
     from ortolan.runtime.serving.base_ticket import Work
 
-__all__ = ["Counts", "GenerationCounts", "ServiceStats"]
-
 FAILING = 2
 """Requests in a row that the model could not compute, after which it counts as failing."""
 

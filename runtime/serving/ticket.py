@@ -12,8 +12,6 @@ from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Signal, Woken
 
-__all__ = ["TextPiece", "TextPieces", "Ticket"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPiece:

@@ -30,8 +30,6 @@ from ortolan.runtime.serving.stats import Counts
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
-__all__ = ["Rounds", "Worker"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("ortolan.runtime")
@@ -114,12 +112,7 @@ class Worker:
     # --- for any thread ---------------------------------------------------------------------------
 
     def submit(self, tickets: Sequence[Ticket], *, priority: int) -> None:
-        """Queue all tickets, or none.
-
-        Raises:
-            QueueFullError: the queue has no room for all of them.
-            ServiceError: the worker is closed or has failed.
-        """
+        """Queue all tickets, or none."""
         with self.lock:
             self._check_open(len(tickets))
             for ticket in tickets:

@@ -26,8 +26,6 @@ from ortolan.runtime.generation.options import Cancel, cancel_function
 from ortolan.runtime.inputs.audio import Sound, read_samples, wave_of
 from ortolan.runtime.transcription.transcript import Segment, Transcript, Word
 
-__all__ = ["CtcOptions", "CtcTranscriber", "Window", "windows"]
-
 SIDES = 6
 """A window has this many parts, of which neighbours decide the first and the last, as in
 transformers' pipeline."""
@@ -83,11 +81,6 @@ class CtcTranscriber:
         manifest: of the bundle.
         compute: runs the encoder.
         options: see `CtcOptions`.
-
-    Raises:
-        BundleKindError: the bundle does not return the logits of CTC for sounds.
-        InputError: an option is invalid, or there is no such option.
-        TokenizerError: the bundle does not name its symbols.
     """
 
     def __init__(self, manifest: Manifest, compute: Compute, *, options: CtcOptions) -> None:
@@ -187,10 +180,6 @@ def windows(samples: int, source: WaveSource) -> Iterator[Window]:
     Args:
         samples: of the sound.
         source: what the encoder reads.
-
-    Raises:
-        ContextLengthError: the sound does not fit, and the encoder's windows are too short to
-            overlap.
     """
     longest, side = source.vectors, source.vectors // SIDES
     if samples <= source.samples:

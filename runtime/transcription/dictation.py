@@ -29,8 +29,6 @@ from ortolan.runtime.transcription.transcript import Segment, Transcript
 if TYPE_CHECKING:
     from ortolan.runtime.encoder import Encoder
 
-__all__ = ["DictationOptions", "dictate", "dictation_of"]
-
 LONGEST_S = 120
 """Longest part of a sound."""
 
@@ -63,9 +61,6 @@ def dictation_of(manifest: Manifest, encoder: "Encoder | None") -> tuple[Chunked
     Args:
         manifest: of the model.
         encoder: of the sounds that it reads.
-
-    Raises:
-        BundleKindError: the model does not transcribe.
     """
     source = None if encoder is None else encoder.manifest.source
     if not isinstance(manifest.dictation, Dictation) or not isinstance(source, ChunkedSource):
@@ -90,10 +85,6 @@ def dictate(
         dictation: how the model writes.
         answer: asks the model.
         options: see `DictationOptions`.
-
-    Raises:
-        InputError: a sound or an option is invalid.
-        MissingExtraError: a package that reads sounds is not installed.
     """
     refuse_unknown("transcribe", options, DictationOptions.__optional_keys__)
     language, is_cancelled = options.get("language"), cancel_function(options.get("cancel"))

@@ -9,8 +9,6 @@ Shape letters: N samples, F frames of a hundredth of a second.
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["quiet_cut"]
-
 SEARCHED = 8
 """The quietest place is looked for in the last eighth of a part."""
 

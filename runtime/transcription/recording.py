@@ -15,15 +15,6 @@ from ortolan.runtime.errors import ContextLengthError
 from ortolan.runtime.inputs.audio import log_mel, wave_of
 from ortolan.runtime.transcription.quiet import SEARCHED, quiet_cut
 
-__all__ = [
-    "TOKENS_PER_SECOND",
-    "LiveWindows",
-    "Window",
-    "Windows",
-    "live_windows",
-    "whole_windows",
-]
-
 TOKENS_PER_SECOND = 6.5
 """Default of the most tokens for a second of a wave: English has fewer, and a model that repeats
 itself ends there. Source: the model cards of Moonshine."""
@@ -89,9 +80,6 @@ def whole_windows(
         source: what the encoder reads.
         context_length: most tokens of the decoder.
         tokens_per_second: of a wave, at most.
-
-    Raises:
-        ContextLengthError: see `WaveParts`.
     """
     if isinstance(source, AudioSource):
         return Recording(samples_N, source)
@@ -213,9 +201,6 @@ class WaveParts:
         source: what the encoder reads.
         context_length: most tokens of the decoder.
         tokens_per_second: at most.
-
-    Raises:
-        ContextLengthError: the decoder writes too few tokens for the shortest part.
     """
 
     def __init__(
@@ -256,11 +241,7 @@ class WaveParts:
         self._samples_N = np.concatenate([self._samples_N, samples_N])
 
     def window(self) -> Window:
-        """See `Windows`.
-
-        Raises:
-            InputError: the whole sound is shorter than a vector needs.
-        """
+        """See `Windows`."""
         source, end = self._source, self._end
         seconds = end / source.rate
         return Window(

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Speech
 
-__all__ = ["Span", "TimeRule", "spans"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimeRule:

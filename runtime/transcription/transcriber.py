@@ -33,8 +33,6 @@ from ortolan.runtime.transcription.recording import (
 from ortolan.runtime.transcription.timestamps import Span, TimeRule, spans
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
-__all__ = ["TranscribeOptions", "Transcriber"]
-
 MOST_TOKENS = 1000.0
 """Bound of `tokens_per_second`."""
 
@@ -99,10 +97,6 @@ class Transcriber:
         run: computes requests.
         start: token before every text.
         options: see `TranscribeOptions`.
-
-    Raises:
-        BundleKindError: the bundle reads no sounds.
-        InputError: an option is invalid, or the model does not have it.
     """
 
     def __init__(
@@ -256,11 +250,7 @@ class Transcriber:
 
 
 def _pace(source: AudioSource | WaveSource, options: TranscribeOptions) -> float:
-    """Most tokens per second.
-
-    Raises:
-        InputError: not such a number, or the model has no use for it.
-    """
+    """Most tokens per second."""
     if "tokens_per_second" not in options:
         return TOKENS_PER_SECOND
     if isinstance(source, AudioSource):
@@ -276,11 +266,7 @@ def _pace(source: AudioSource | WaveSource, options: TranscribeOptions) -> float
 def _opening(
     speech: Speech | None, usual: Sequence[int | None], options: TranscribeOptions
 ) -> Opening:
-    """The tokens before the text: the `usual` ones where no language or task is named.
-
-    Raises:
-        InputError: the model does not know the language or the task.
-    """
+    """The tokens before the text: the `usual` ones where no language or task is named."""
     language, translate = options.get("language"), options.get("translate", False)
     task = "translate" if checked_flag("translate", translate) else "transcribe"
     languages = {} if speech is None else speech.languages

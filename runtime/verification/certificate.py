@@ -27,8 +27,6 @@ from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import ExpectedWeights
 
-__all__ = ["ROWS", "Certificate", "Logits", "Probe", "Vectors", "kept_positions"]
-
 ROWS = 32
 """Tokens per probe whose vectors are kept: evenly spread, including the first and the last."""
 

@@ -16,8 +16,6 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label
 from ortolan.runtime.errors import CertificateError
 
-__all__ = ["ListedArray", "Shapes", "damaged", "listed", "pack", "unpack"]
-
 ALIGNMENT = 4
 """Bytes that every offset is a multiple of."""
 
@@ -62,11 +60,7 @@ def listed(shapes: Shapes) -> tuple[ListedArray, ...]:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], expected: Shapes) -> bytes:
-    """Return the contents of the file, always the same for the same arrays.
-
-    Raises:
-        CertificateError: an array has an unexpected type or shape.
-    """
+    """Return the contents of the file, always the same for the same arrays."""
     parts = []
     for name, (dtype, shape) in expected.items():
         array = arrays[name]
@@ -78,11 +72,7 @@ def pack(arrays: Mapping[str, NDArray[Any]], expected: Shapes) -> bytes:
 
 
 def unpack(data: bytes, expected: Shapes) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a file.
-
-    Raises:
-        CertificateError: the file has another size.
-    """
+    """Read the arrays of a file."""
     places = listed(expected)
     size = sum(-(-_bytes(*shape) // ALIGNMENT) * ALIGNMENT for shape in expected.values())
     if len(data) != size:

@@ -47,15 +47,6 @@ from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
 
-__all__ = [
-    "ARRAYS_NAME",
-    "JSON_NAME",
-    "Document",
-    "decode_certificate",
-    "read_certificate",
-    "write_certificate",
-]
-
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.bin"
 
@@ -122,9 +113,6 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
     """Write both files, always the same bytes for the same certificate.
 
     The seconds of `measured` become 0, since they differ from run to run.
-
-    Raises:
-        CertificateError: its parts do not agree.
     """
     measured = certificate.measured
     if measured is not None:
@@ -157,12 +145,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
 
 
 def read_certificate(bundle: Bundle) -> Certificate:
-    """Read the certificate of a bundle and check that it fits the model.
-
-    Raises:
-        BundleError: a file is missing or altered.
-        CertificateError: its parts do not agree, or it belongs to another model.
-    """
+    """Read the certificate of a bundle and check that it fits the model."""
     name = bundle.manifest.certificate
     if name is None:
         raise CertificateError(
@@ -182,9 +165,6 @@ def decode_certificate(
         data: contents of certificate.json.
         read_arrays: reads certificate.bin.
         manifest: of the bundle.
-
-    Raises:
-        CertificateError: its parts do not agree, or it belongs to another model.
     """
     try:
         schema = msgspec.json.decode(data, type=_Schema).schema

@@ -22,19 +22,6 @@ from ortolan.runtime.verification.report import (
     Report,
 )
 
-__all__ = [
-    "Comparison",
-    "Differences",
-    "Numbers",
-    "Rows",
-    "compare",
-    "divergence",
-    "independent_divergence",
-    "log_sum_exp",
-    "summarize",
-    "widened",
-]
-
 _REST = 1e-5
 """Floor of the probability of all tokens that were not kept, from the precision of float32."""
 

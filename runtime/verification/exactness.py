@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, runs
-from ortolan.runtime.engine.runner import GRID, Runner
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.probe_runs import illustrated_ids
 from ortolan.runtime.verification.report import ExactReport, Rule
-
-__all__ = ["check_exact"]
 
 PROMPTS = (1, 6, 17, 40, 64)
 """Lengths of the prompts that are decoded together."""
@@ -41,11 +40,7 @@ Values = list[NDArray[Any]]
 
 
 def check_exact(engine: Engine, certificate: Certificate) -> ExactReport | None:
-    """Try every rule; `None` if the model does not offer exact mode.
-
-    Raises:
-        ForkedError: the process was forked after the engine was created.
-    """
+    """Try every rule; `None` if the model does not offer exact mode."""
     if certificate.model_kind.has_encoder or engine.mixes_rows:
         return None
     longest = max(certificate.probes, key=lambda probe: probe.length)

@@ -28,8 +28,6 @@ from ortolan.runtime.machine.memory import available_memory, free_swap
 from ortolan.runtime.machine.python_process import python_process
 from ortolan.runtime.verification.verified import is_verified
 
-__all__ = ["Answer", "Task", "Trial", "first_load", "try_load"]
-
 _CHILD = ("-m", CHILD)
 
 _ERRORS = {
@@ -120,10 +118,6 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
 
     Returns:
         Whether a subprocess was needed.
-
-    Raises:
-        FirstLoadError: the subprocess crashed or exceeded its limits.
-        OrtolanError: the error of opening the bundle and running a step.
     """
     if is_verified(bundle, onnxruntime=onnxruntime_version()):
         return False

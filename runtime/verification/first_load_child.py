@@ -20,8 +20,6 @@ from ortolan.runtime.errors import FirstLoadError
 from ortolan.runtime.machine.control_groups import read_small
 from ortolan.runtime.verification.first_load import Answer, Task
 
-__all__ = ["main"]
-
 _NO_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 """Parts of onnxruntime's messages about a failed allocation."""
 

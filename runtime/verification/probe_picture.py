@@ -7,17 +7,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.sources import ImageSource, PatchSource
 
-__all__ = [
-    "LEVELS",
-    "PICTURES",
-    "SAMPLES",
-    "picture_size",
-    "probe_picture",
-    "sampled",
-    "sized_picture",
-    "tolerances",
-]
-
 SAMPLES = 256
 """Pixel values of the picture that a certificate keeps."""
 

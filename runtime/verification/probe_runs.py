@@ -40,7 +40,7 @@ from ortolan.runtime.bundle.sources import (
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture, run_around
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.inputs.source import part_feeds, patch_feeds
@@ -51,8 +51,6 @@ from ortolan.runtime.verification.probe_picture import sized_picture
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_grids, probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
-
-__all__ = ["BLOCK", "compute", "groups", "illustrated_ids", "total_positions"]
 
 BLOCK = 512
 """Positions with logits in memory at once: 256 MiB for a vocabulary of 128 Ki."""
@@ -130,11 +128,7 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
 def illustrated_ids(
     engine: Engine, certificate: Certificate, probe: Probe
 ) -> tuple[list[int], list[Picture]]:
-    """Return the ids of a probe, and its vectors, which the ids need as long as they are computed.
-
-    Raises:
-        CertificateError: there are not as many placeholders as vectors.
-    """
+    """Ids of a probe, and its vectors, which the ids need as long as they are computed."""
     offset = _offsets([own.length for own in certificate.probes])[certificate.probes.index(probe)]
     ids = certificate.token_ids[offset : offset + probe.length].tolist()
     pictures = _pictures(engine, probe, ids)
@@ -142,11 +136,7 @@ def illustrated_ids(
 
 
 def _pictures(engine: Engine, probe: Probe, ids: list[int]) -> list[Picture]:
-    """The vectors of a probe, which its ids need as long as they are computed.
-
-    Raises:
-        CertificateError: there are not as many placeholders as vectors.
-    """
+    """The vectors of a probe, which its ids need as long as they are computed."""
     pictures, features = engine.pictures, engine.manifest.features
     if not probe.features or pictures is None or features is None:
         return []

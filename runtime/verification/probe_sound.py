@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
 
-__all__ = ["probe_sound", "probe_wave"]
-
 _MIXERS = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
 """Multipliers of MurmurHash3's 64-bit finalizer (Appleby 2011), which scrambles consecutive
 integers."""

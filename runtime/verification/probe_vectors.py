@@ -7,8 +7,6 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["probe_grids", "probe_vectors"]
-
 _MULTIPLIER, _INCREMENT = 1664525, 1013904223
 """Constants of the generator `x -> a x + c (mod 2^32)` in Numerical Recipes, section 7.1."""
 

@@ -40,8 +40,6 @@ from ortolan.runtime.verification.verified import remember, stamps
 from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
-__all__ = ["replay", "verify"]
-
 _VERDICTS = ("PASS", "AMBIGUOUS", "FAIL")
 """From the best to the worst."""
 

@@ -13,17 +13,6 @@ from ortolan.runtime.bundle.quality import Quality, rate
 from ortolan.runtime.verification.surroundings import SurroundingsReport
 from ortolan.runtime.verification.weight_sums import WeightsReport
 
-__all__ = [
-    "Divergence",
-    "ExactReport",
-    "GraphName",
-    "Phase",
-    "PhaseName",
-    "Report",
-    "Rule",
-    "Thresholds",
-]
-
 Nats = Annotated[float, Meta(gt=0, le=limits.MAX_MEAN_KL)]
 Cosine = Annotated[float, Meta(gt=0, le=limits.MAX_COSINE_DISTANCE)]
 Share = Annotated[float, Meta(ge=0, le=1)]

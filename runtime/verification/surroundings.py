@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = [
-    "Reading",
-    "Surroundings",
-    "SurroundingsReport",
-    "check_surroundings",
-    "meanings_of",
-    "meanings_sha256",
-    "read_probes",
-    "windows_of",
-]
-
 _MOST = 4096
 """Characters of a text, and its token ids."""
 

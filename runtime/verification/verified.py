@@ -19,8 +19,6 @@ from ortolan.runtime.errors import BundleError
 from ortolan.runtime.machine.processor import processor_features
 from ortolan.runtime.machine.state_folder import state_folder
 
-__all__ = ["Stamps", "is_verified", "remember", "stamps"]
-
 Stamps = Mapping[str, tuple[int, int, int, int]]
 """Inode, size, and times of the last two kinds of change in ns, by file name."""
 

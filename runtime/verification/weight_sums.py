@@ -13,17 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "VECTORS",
-    "ExpectedWeights",
-    "Sums",
-    "WeightsReport",
-    "block_sizes",
-    "block_sums",
-    "blocks",
-    "probe_vectors",
-]
-
 VECTORS = 2
 """Vectors per weight."""
 

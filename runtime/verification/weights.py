@@ -35,8 +35,6 @@ from ortolan.runtime.verification.weight_sums import (
     probe_vectors,
 )
 
-__all__ = ["BOUNDS", "check_weights"]
-
 BOUNDS: Mapping[str, float] = {"float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}
 """Tolerance of a sum relative to the sum of absolute products, by type of the activations."""
 
@@ -60,10 +58,6 @@ def check_weights(
         expected: from its certificate.
         threads: within one operator.
         device: where its products are computed.
-
-    Raises:
-        CertificateError: the certificate lacks a tensor that the graphs read.
-        GraphError: onnxruntime cannot run a product.
     """
     all_products = list(_products(bundle))
     tensors = {tensor.name: tensor for graph in bundle.graphs.values() for tensor in graph.external}

@@ -125,11 +125,7 @@ del _missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a package, or a name from one, on first use.
-
-    Raises:
-        RuntimeOnlyError: only `ortolan-runtime` is installed, and the name needs more.
-    """
+    """Import a package, or a name from one, on first use."""
     home = f"ortolan.{name}" if name in _ROOMS else _ELSEWHERE.get(name, "ortolan.runtime")
     if home.split(".")[1] in LEFT_OUT and is_runtime_only():
         raise RuntimeOnlyError(f"ortolan.{name}", "export")

@@ -19,18 +19,6 @@ from pathlib import Path
 from ortolan import files, staging
 from ortolan.errors import OrtolanError
 
-__all__ = [
-    "CacheError",
-    "Entry",
-    "cache_folder",
-    "entries",
-    "find",
-    "kept",
-    "key_of",
-    "remove",
-    "remove_abandoned",
-]
-
 _FOLDER = "bundles"
 
 _INDEX = "manifest.json"
@@ -96,9 +84,6 @@ def kept(
         key: see `key_of`.
         make: called with an empty folder to fill.
         waiting: called before this process waits for another one that is making the entry.
-
-    Raises:
-        CacheError: the cache cannot be written.
     """
     found = find(key)
     if found is not None:
@@ -137,11 +122,7 @@ def entries() -> list[Entry]:
 
 
 def remove(key: str) -> None:
-    """Remove an entry. Processes that have it open can go on.
-
-    Raises:
-        CacheError: there is none, or another process is making it.
-    """
+    """Remove an entry. Processes that have it open can go on."""
     place = _place(key)
     with _explained(key):
         remove_abandoned()

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["Part", "examine", "installed_version", "missing_part"]
-
 INSTALL = 'pip uninstall onnxruntime && pip install "ortolan[cuda]"'
 """Both packages own the folder `onnxruntime`, so the first has to go."""
 

@@ -5,8 +5,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["LEFT_OUT", "is_runtime_only", "missing_rooms", "pip_install"]
-
 LEFT_OUT = ("modeling", "export")
 """Packages that `ortolan-runtime` does not contain."""
 

@@ -5,8 +5,6 @@ Subclasses are in `ortolan.modeling.errors`, `ortolan.export.errors` and `ortola
 
 from typing import ClassVar
 
-__all__ = ["OrtolanError", "RuntimeOnlyError"]
-
 
 class OrtolanError(Exception):
     """An error that the caller can act on: its message says what is wrong and what to do.

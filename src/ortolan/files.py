@@ -19,26 +19,6 @@ try:
 except ImportError:  # Windows: temporary files of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "NewFile",
-    "completed",
-    "copy",
-    "create",
-    "described",
-    "destination",
-    "followed",
-    "make_folder",
-    "make_folders",
-    "remove",
-    "remove_folder",
-    "rename",
-    "replace",
-    "replaced",
-    "sync",
-    "temporary_folder",
-    "write",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -143,11 +123,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def followed(path: Path) -> Path:
-    """Resolve links; the resulting path need not exist.
-
-    Raises:
-        OSError: the links form a cycle.
-    """
+    """Resolve links; the resulting path need not exist."""
     place = Path(os.path.realpath(path))
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -155,11 +131,7 @@ def followed(path: Path) -> Path:
 
 
 def destination(path: Path) -> Path:
-    """Return the file that writing to a path replaces. Links are followed, so they stay.
-
-    Raises:
-        OSError: the path is a folder, device, pipe or socket, or a cycle of links.
-    """
+    """Return the file that writing to a path replaces. Links are followed, so they stay."""
     place = followed(path)
     if place.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -179,9 +151,6 @@ def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) ->
         path: the file, or a link to it; its folder must exist.
         is_private: readable by this user only.
         is_synced: wait until the file is on disk.
-
-    Raises:
-        OSError: the path cannot be written, or is not a file.
     """
     path = destination(path)
     _remove_abandoned(path)

@@ -33,8 +33,6 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"ortolan.ray needs Ray. Run: {pip_install('ray')}") from error
 
-__all__ = ["Generate", "deployment"]
-
 PREFIX_BYTES = 512
 """Bytes of a prompt that decide the replica: about a prefix-cache block of 128 tokens."""
 

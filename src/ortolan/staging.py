@@ -31,18 +31,6 @@ try:
 except ImportError:  # Windows: no lock against two processes with one target
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "BusyError",
-    "Place",
-    "built",
-    "commit",
-    "exchange",
-    "locked",
-    "placed",
-    "settle",
-    "staged",
-]
-
 _HERE, _EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
 
@@ -77,12 +65,7 @@ class Place:
 
 @contextlib.contextmanager
 def staged(place: Place) -> Iterator[Path]:
-    """Yield an empty folder that replaces the target when the block succeeds.
-
-    Raises:
-        BusyError: another process is writing there.
-        OSError: the target cannot be written, or is not a folder.
-    """
+    """Yield an empty folder that replaces the target when the block succeeds."""
     with locked(place):
         settle(place)
         with built(place) as folder:
@@ -97,10 +80,6 @@ def locked(place: Place, *, waiting: Callable[[], None] | None = None) -> Iterat
     Args:
         place: what only this process may write.
         waiting: called before this process waits for another one that holds the lock.
-
-    Raises:
-        BusyError: another process holds the lock, and `waiting` is `None`.
-        OSError: the folder around the target cannot be written.
     """
     if fcntl is None:
         yield
@@ -127,11 +106,6 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
         folder: created if missing; may be a link.
         index: name of the file without which the others are unusable.
         owned: names of files that are removed unless the block writes them.
-
-    Raises:
-        BusyError: another process is writing there.
-        OSError: the folder cannot be written, or a name is taken by a link, a folder or a device.
-            Nothing has changed.
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
@@ -158,11 +132,7 @@ def settle(place: Place) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two paths in one system call; `False` if the system cannot.
-
-    Raises:
-        OSError: it can, but failed.
-    """
+    """Swap two paths in one system call; `False` if the system cannot."""
     renameat2 = None
     if sys.platform == "linux":
         renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

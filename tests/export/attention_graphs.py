@@ -14,14 +14,10 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import (
-    Heads,
-    Relative,
-    Rotary,
-    cached_attention,
-    shared_attention,
-)
+from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.ops import Heads, cached_attention, shared_attention
 from ortolan.modeling.layers.positions import rotary_tables
+from ortolan.modeling.layers.scores import Relative
 
 CACHE = {"present_key": "past_key", "present_value": "past_value"}
 """Outputs that the runtime has written over an input."""

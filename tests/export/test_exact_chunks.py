@@ -10,9 +10,9 @@ from tests.export import tiny_models
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.modeling.config import BlockConfig, DecoderConfig, RotaryPositions
-from ortolan.runtime.engine.attention_kernels import score_edges
+from ortolan.runtime.engine.attention_kernels import GRID, score_edges
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.runner import GRID, Runner
+from ortolan.runtime.engine.runner import Runner
 
 CHUNKS = (16, 32, 64, GRID)
 

@@ -20,7 +20,7 @@ from ortolan.export.source import open_exportable
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.inputs import audio
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import replay

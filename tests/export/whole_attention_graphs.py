@@ -10,9 +10,10 @@ from onnx import ModelProto, TensorProto
 from tests.export.attention_graphs import Arrays, Run, Values, graph_of
 
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.layers.ops import Relative, Rotary, attention
+from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.ops import attention
 from ortolan.modeling.layers.positions import rotary_tables
-from ortolan.modeling.layers.scores import window_bias
+from ortolan.modeling.layers.scores import Relative, window_bias
 
 LENGTH = 7
 

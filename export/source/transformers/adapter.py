@@ -28,9 +28,6 @@ class TransformersModule(nn.Module):
     Args:
         model: with or without weights; changed in place.
         context_length: number of positions.
-
-    Raises:
-        ConfigError: the model's attention does not go through transformers' interface.
     """
 
     def __init__(self, model: "PreTrainedModel", context_length: int) -> None:
@@ -63,11 +60,7 @@ class TransformersModule(nn.Module):
                 module.register_forward_hook(_shape_positions)
 
     def forward(self, ids: Tensor, state: State) -> Tensor:
-        """The logits `(B, S, V)` of ids `(B, S)`, or only of the positions that the state selects.
-
-        Raises:
-            ConfigError: the model reads other tokens without the state.
-        """
+        """Logits `(B, S, V)` of ids `(B, S)`, or only of the positions that the state selects."""
         from ortolan.export.source.transformers.cache import StateCache
 
         model: PreTrainedModel = self.__dict__["_model"]

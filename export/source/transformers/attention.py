@@ -45,11 +45,7 @@ class Mask:
     problem: str | None = None
 
     def __getitem__(self, place: object) -> object:
-        """Refuse to give values.
-
-        Raises:
-            ConfigError: always: the model computes with its mask.
-        """
+        """Refuse to give values."""
         raise ConfigError("the model computes with the values of its attention mask")
 
     def __getattr__(self, name: str) -> object:
@@ -125,9 +121,6 @@ def attend(
     """Attend with queries `(B, H, S, D)`, and return `(B, S, H, U)`; called in every layer.
 
     A layer that passes the keys and values of an earlier one shares its cache.
-
-    Raises:
-        ConfigError: the model asks for something that a state does not do.
     """
     step = STEP.get()
     mask = _checked(module, attention_mask, others)

@@ -28,10 +28,6 @@ def read_keys(
         values: of the config.json.
         config: transformers' config of these values.
         accept_unknown: keys to ignore although their meaning is unknown.
-
-    Raises:
-        ConfigError: transformers does not read a key, which may mean that it computes another
-            model; or an accepted key is known.
     """
     return _reader(values, config).finish(accept_unknown)
 

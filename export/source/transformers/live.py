@@ -70,10 +70,6 @@ def save_live(module: Any) -> Saved:
 
     Args:
         module: a `PreTrainedModel`; it is left as it was.
-
-    Raises:
-        OptionError: it has unmerged adapters.
-        CheckpointError: it has weights without values, or cannot be saved.
     """
     _check_merged(module)
     name = type(module).__name__
@@ -145,12 +141,7 @@ def _unchanged_config(module: Any) -> Iterator[None]:
 
 
 def check_own(module: nn.Module) -> None:
-    """Refuse a module that is not a decoder over a `State`, before anything else is asked of it.
-
-    Raises:
-        OptionError: it has unmerged PEFT adapters.
-        ConfigError: its forward does not take ids and a state.
-    """
+    """Refuse a module that is not a decoder over a `State`, before anything else is asked of it."""
     _check_merged(module)
     try:
         signature = inspect.signature(module.forward)

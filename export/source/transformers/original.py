@@ -59,10 +59,6 @@ def with_original(opened: Exportable, live: nn.Module, owner: object) -> Exporta
         opened: read from what the live model saved.
         live: of transformers.
         owner: of the files that `opened` reads, which live as long.
-
-    Raises:
-        ConfigError: it was changed, and has an encoder of images or sounds, which only runs as a
-            part of it.
     """
     texts = opened.texts
     if texts is not None:
@@ -124,11 +120,7 @@ class _Original:
         self._images = images
 
     def __call__(self, source: Tensor | None, ids: Tensor | None, expected: Tensor) -> Tensor:
-        """Return the output of the live model for an input.
-
-        Raises:
-            ConfigError: it is not what its config and weights say, which is `expected`.
-        """
+        """Return the output of the live model for an input."""
         opened, name = self._opened, type(self._live).__name__
         if opened.features is not None and source is not None:
             return expected  # vectors without their image

@@ -57,9 +57,6 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
 
     Args:
         values: of the config.json.
-
-    Raises:
-        ConfigError: transformers is not installed, has no such model, or refuses the config.
     """
     model_type = str(values.get("model_type"))
     if not is_installed():

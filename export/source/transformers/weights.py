@@ -56,9 +56,6 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
     Args:
         source: the published tensors.
         model: without weights, from `build_skeleton`.
-
-    Raises:
-        WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     converted, problems = _converted(source, model, expected)

@@ -63,9 +63,6 @@ def block_format(kind: int, name: str, path: Path) -> BlockFormat:
         kind: type number.
         name: name of the tensor, for messages.
         path: path of the file, for messages.
-
-    Raises:
-        CheckpointError: the type is unknown or does not hold weights, or gguf is not installed.
     """
     form = _formats().get(kind)
     if form is None:

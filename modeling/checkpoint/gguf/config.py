@@ -41,11 +41,7 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def architecture_of(header: Header) -> Architecture:
-    """Architecture of a file.
-
-    Raises:
-        CheckpointError: Ortolan does not read the architecture.
-    """
+    """Architecture of a file."""
     name = header.metadata.get(ARCHITECTURE)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
@@ -56,12 +52,7 @@ def architecture_of(header: Header) -> Architecture:
 
 
 def hf_values(header: Header) -> dict[str, object]:
-    """Values of the config.json equivalent to a file's metadata.
-
-    Raises:
-        CheckpointError: Ortolan does not read the architecture, the file is one of several, or it
-            has no token embedding.
-    """
+    """Values of the config.json equivalent to a file's metadata."""
     architecture = architecture_of(header)
     if header.metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
@@ -180,9 +171,6 @@ def rope_values(header: Header, own: Mapping[str, Value], *, partial: str) -> di
         header: header of the file.
         own: values below the architecture's name.
         partial: config key for the rotated share of a head.
-
-    Raises:
-        CheckpointError: Ortolan cannot express the scaling.
     """
     values: dict[str, object] = {}
     heads, width = own.get("attention.head_count"), own.get("embedding_length")

@@ -63,11 +63,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a file, and check that the file holds all of its tensors.
-
-    Raises:
-        CheckpointError: this is not a GGUF file, its version is unsupported, or it is truncated.
-    """
+    """Read the header of a file, and check that the file holds all of its tensors."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         if stream.read(4) != MAGIC:

@@ -99,12 +99,7 @@ WORDS: Mapping[str, Words] = {
 
 
 def tokenizer_json(header: Header) -> str:
-    """Content of a tokenizer.json.
-
-    Raises:
-        CheckpointError: the type of the vocabulary or the pre-tokenizer is unknown, or the file is
-            damaged.
-    """
+    """Content of a tokenizer.json."""
     kind = header.metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _of_bytes, "llama": _of_pieces}
     if not isinstance(kind, str) or kind not in builders:

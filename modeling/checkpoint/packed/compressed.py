@@ -91,11 +91,7 @@ class Group(NamedTuple):
 
 
 def compressed(values: Values, source: TensorSource) -> Iterator[tuple[str, Rows | Scaled]]:
-    """Integers packed into words, and 8-bit floats and integers.
-
-    Raises:
-        CheckpointError: the config has a format that Ortolan does not read.
-    """
+    """Integers packed into words, and 8-bit floats and integers."""
     for key in ("sparsity_config", "transform_config"):
         value = values.get(key)
         if isinstance(value, dict) and value.get("format", bool(value)) not in (False, "dense"):

@@ -86,11 +86,7 @@ class Grouped(ABC):
         """Zeros of rows `[start:stop]`, int16 `(n, G)`, since they may not be codes."""
 
     def check(self, source: TensorSource) -> None:
-        """Check all zeros and the order of the inputs against the config.
-
-        Raises:
-            CheckpointError: they contradict it.
-        """
+        """Check all zeros and the order of the inputs against the config."""
         if self.symmetric and not bool((self._all_zeros(source) == self.middle).all()):
             raise unsupported(
                 f"{self.stem}: zero points",

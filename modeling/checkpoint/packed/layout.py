@@ -36,11 +36,7 @@ UNREAD = Part()
 
 
 def check_parts(name: str, parts: Mapping[str, Part], source: TensorSource) -> None:
-    """Check that the stored tensors of a weight are those that its config declares.
-
-    Raises:
-        CheckpointError: one is missing, or has another shape or type.
-    """
+    """Check that the stored tensors of a weight are those that its config declares."""
     stored = source.shapes()
     for part, expected in parts.items():
         if part not in stored:
@@ -55,11 +51,7 @@ def check_parts(name: str, parts: Mapping[str, Part], source: TensorSource) -> N
 
 
 def check_dtype(name: str, source: TensorSource, dtypes: Sequence[torch.dtype]) -> None:
-    """Check the type of a tensor.
-
-    Raises:
-        CheckpointError: it has another type.
-    """
+    """Check the type of a tensor."""
     dtype = source.read(name, 0, 1).dtype
     if dtype not in dtypes:
         raise unsupported(name, f"of type {' or '.join(map(str, dtypes))}", dtype)
@@ -74,11 +66,7 @@ def unsupported(key: str, expected: str, value: object) -> CheckpointError:
 
 
 def one_of(key: str, value: object, choices: Sequence[T]) -> T:
-    """The value if it is a choice.
-
-    Raises:
-        CheckpointError: it is none.
-    """
+    """The value if it is a choice."""
     for choice in choices:
         if value == choice and type(value) is type(choice):
             return choice
@@ -86,20 +74,12 @@ def one_of(key: str, value: object, choices: Sequence[T]) -> T:
 
 
 def optional_bool(key: str, value: object) -> bool | None:
-    """A boolean, or None if the config leaves it out.
-
-    Raises:
-        CheckpointError: the value is something else.
-    """
+    """A boolean, or None if the config leaves it out."""
     return one_of(key, value, (None, True, False))
 
 
 def block_size(key: str, value: object) -> tuple[int, int]:
-    """Rows and columns that share a scale.
-
-    Raises:
-        CheckpointError: the value is something else.
-    """
+    """Rows and columns that share a scale."""
     match value:
         case [int(high), int(wide)] if high > 0 and wide > 0:
             return high, wide
@@ -107,11 +87,7 @@ def block_size(key: str, value: object) -> tuple[int, int]:
 
 
 def matrix(name: str, shape: Sequence[int]) -> tuple[int, int]:
-    """The shape of a matrix.
-
-    Raises:
-        CheckpointError: the tensor is something else.
-    """
+    """The shape of a matrix."""
     match tuple(shape):
         case int(rows), int(columns) if rows > 0 and columns > 0:
             return rows, columns

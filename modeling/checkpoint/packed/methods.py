@@ -80,9 +80,6 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
     Args:
         values: `quantization_config` of its config.
         source: stored tensors.
-
-    Raises:
-        CheckpointError: Ortolan does not read the method, or the tensors do not match it.
     """
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None

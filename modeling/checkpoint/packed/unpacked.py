@@ -31,10 +31,6 @@ class Unpacked:
         Args:
             stored: tensors of the files.
             quantization: `quantization_config` of the config.
-
-        Raises:
-            CheckpointError: Ortolan does not read the method, or the tensors are not those that
-                the config describes.
         """
         self._stored = stored
         self._packings = {} if quantization is None else packings(quantization, stored)
@@ -57,11 +53,7 @@ class Unpacked:
         return self._stored.files()
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, dequantized if it is packed.
-
-        Raises:
-            CheckpointError: it is neither packed nor floating-point.
-        """
+        """Slice `[start:stop]` of a tensor along `axis`, dequantized if it is packed."""
         packing = self._packings.get(name)
         if packing is not None:
             if axis == 0:

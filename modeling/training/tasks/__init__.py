@@ -32,11 +32,6 @@ def task_of(recipe: Recipe, folder: Path) -> Task:
     Args:
         recipe: the recipe.
         folder: the folder of the recipe, which its paths are relative to.
-
-    Raises:
-        RecipeError: the task is unknown, its data cannot be read, or parts of the recipe contradict
-            each other.
-        ConfigError: Ortolan has no such model, or it is of the wrong kind.
     """
     options = dict(recipe.task)
     name, source = options.pop("name", None), options.pop("source", None)

@@ -130,9 +130,6 @@ def classifier_config(
         model: keys of a Hugging Face config.
         architecture: class of transformers that loads it, unless `model` names one.
         labels: names of the labels.
-
-    Raises:
-        ConfigError: Ortolan has no such model, or its labels differ.
     """
     keys: dict[str, object] = {
         "architectures": [architecture],
@@ -178,12 +175,7 @@ def accuracies(labels: Sequence[int], guesses: Sequence[int]) -> dict[str, float
 
 
 def take_body(module: EncoderModel, start: Path) -> None:
-    """Copy all weights except the head's from a checkpoint of the same shape.
-
-    Raises:
-        CheckpointError: there is no checkpoint in the folder.
-        RecipeError: the checkpoint's model differs.
-    """
+    """Copy all weights except the head's from a checkpoint of the same shape."""
     pretrained = load(start, EncoderModel)
     if replace(pretrained.config, head=None) != replace(module.config, head=None):
         raise RecipeError(

@@ -42,9 +42,6 @@ def gazes(panels: Sequence[Panel], source: ImageSource) -> list[Gaze]:
 
     In a decoder each written token, in an encoder the class token. Without one, the mean of all
     patches.
-
-    Raises:
-        InputError: the keys are no patches.
     """
     found = []
     for panel in panels:
@@ -83,9 +80,6 @@ def draw_over(image: Image, source: ImageSource, found: Sequence[Gaze], path: Pa
     """Write a picture of an image, as the encoder reads it, under each gaze.
 
     Bright patches have the largest shares of the gaze.
-
-    Raises:
-        InputError: the image cannot be read, or the picture is too large or cannot be written.
     """
     columns = min(COLUMNS, len(found))
     lines = math.ceil(len(found) / columns)

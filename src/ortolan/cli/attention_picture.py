@@ -59,11 +59,7 @@ def choose(
     heads: Sequence[int] | None,
     mean: bool,
 ) -> list[Panel]:
-    """Return the panels of the chosen maps.
-
-    Raises:
-        InputError: there is no such layer, head or kind.
-    """
+    """Return the panels of the chosen maps."""
     kinds = {name.rpartition(".")[2] for name in maps.maps}
     # a memory is read and written in the same slots, so both are shown
     wanted = {kind} if kind else {"cross"} & kinds or {"read", "write"} & kinds or {"self"}
@@ -105,9 +101,6 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     """Write a picture of the panels, in the format of the file name's suffix.
 
     The darkest color is the largest probability of all panels.
-
-    Raises:
-        InputError: the picture is too large, or cannot be written.
     """
     rows = list(dict.fromkeys(panel.row for panel in panels))
     columns = max(sum(panel.row == row for panel in panels) for row in rows)
@@ -133,9 +126,6 @@ def check_size(width: float, height: float) -> None:
     Args:
         width: in inches.
         height: in inches.
-
-    Raises:
-        InputError: it has too many pixels.
     """
     if width * height * DPI**2 > MAX_PIXELS:
         raise InputError(
@@ -175,11 +165,7 @@ def _short(text: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, in the format of the file name's suffix.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write a figure, in the format of the file name's suffix."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -70,12 +70,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exported(job: Job, steps: Reporter) -> Path:
-    """Export a checkpoint unless another process does, and return the folder of the bundle.
-
-    Raises:
-        PreparationError: the checkpoint cannot be exported, or is not for the command.
-        MissingPackageError: packages of the extra `export` are not installed.
-    """
+    """Export a checkpoint unless another process does, and return the folder of the bundle."""
     with extra("export", command=job.command):
         from ortolan.export.process import ProcessError, run_python
 

@@ -15,12 +15,7 @@ class MissingPackageError(OrtolanError):
 
 @contextmanager
 def extra(name: str, *, command: str) -> Iterator[None]:
-    """Import packages of an extra.
-
-    Raises:
-        MissingPackageError: one is not installed.
-        RuntimeOnlyError: it is a package that `ortolan-runtime` does not contain.
-    """
+    """Import packages of an extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -10,20 +10,12 @@ if TYPE_CHECKING:
 
 
 def read_stdin() -> str:
-    """Read standard input as text.
-
-    Raises:
-        InputError: it is not UTF-8.
-    """
+    """Read standard input as text."""
     return decoded(sys.stdin.buffer.read(), "Standard input")
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Return UTF-8 as text.
-
-    Raises:
-        InputError: it is not UTF-8; the message begins with the name.
-    """
+    """Return UTF-8 as text."""
     from ortolan.runtime import InputError
 
     try:
@@ -40,9 +32,6 @@ def read_inputs(
     """Return the arguments, with `-` replaced by the lines of standard input, then the images.
 
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
-
-    Raises:
-        InputError: the bundle reads no images.
     """
     from ortolan.runtime import InputError
     from ortolan.runtime.bundle.sources import ImageSource, PatchSource

@@ -19,11 +19,6 @@ def bundle_of(model: str | Listing, steps: Reporter) -> Path:
     Args:
         model: a path, a name with `:part` or `@revision`, or the listing of a repository.
         steps: shows what is fetched, then that the bundle is loaded.
-
-    Raises:
-        BundleError: a fetched bundle is damaged or not trusted.
-        CacheError: the cache cannot be written.
-        HubError: the Hub refuses or cannot be reached, or has no such bundle.
     """
     source = model if isinstance(model, Listing) else name_of(model)
     if source is None:

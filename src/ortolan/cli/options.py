@@ -138,9 +138,6 @@ class SamplingChoice:
         values: options by name.
         from_model: whether other options default to what the model recommends, rather than to
             greedy decoding.
-
-    Raises:
-        SamplingError: an option is out of range.
     """
 
     values: Mapping[str, Any]
@@ -153,11 +150,7 @@ class SamplingChoice:
         Sampling(**self.values)
 
     def resolve(self, model: "Decoder | Seq2Seq") -> "Sampling | None":
-        """Return the sampling for a model; `None` for greedy decoding.
-
-        Raises:
-            SamplingError: the model's recommendation is invalid.
-        """
+        """Return the sampling for a model; `None` for greedy decoding."""
         from ortolan.runtime import Sampling
 
         base = model.recommended_sampling if self.from_model else Sampling()

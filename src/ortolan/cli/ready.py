@@ -47,9 +47,6 @@ def ready(
         kinds: of bundle that the command can use.
         device: that the command computes on.
         checkpoint: options of the command line.
-
-    Raises:
-        OrtolanError: see `bundle_of` and `exported`.
     """
     precision = checkpoint.precision or DEFAULT_PRECISION
     contents: list[object]

@@ -21,8 +21,6 @@ from ortolan.distribution import pip_install
 from ortolan.hub.errors import HubError, RepositoryError
 from ortolan.hub.name import Name
 
-__all__ = ["Listing", "Progress", "download", "hide_bars", "library", "list_files", "translated"]
-
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, and how many of how many units are done."""
 
@@ -56,12 +54,7 @@ class Listing:
 
 
 def library(name: object) -> ModuleType:
-    """Import `huggingface_hub`.
-
-    Raises:
-        HubError: it is not installed, or is too old. The message is for a user who may have meant a
-            path.
-    """
+    """Import `huggingface_hub`."""
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -77,21 +70,12 @@ def library(name: object) -> ModuleType:
 
 
 def hide_bars(name: object) -> None:
-    """Draw no progress bars in this process.
-
-    Raises:
-        HubError: see `library`.
-    """
+    """Draw no progress bars in this process."""
     library(name).utils.disable_progress_bars()
 
 
 def list_files(name: Name) -> Listing:
-    """List the files of a repository; those of the cache if the Hub cannot be reached.
-
-    Raises:
-        HubError: the Hub refuses, or cannot be reached and the cache does not have the repository.
-        RepositoryError: there is no such repository or revision.
-    """
+    """List the files of a repository; those of the cache if the Hub cannot be reached."""
     hub = library(name)
     if hub.constants.HF_HUB_OFFLINE:
         return _cached(name, "HF_HUB_OFFLINE is set")
@@ -127,9 +111,6 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
 
     Returns:
         The folder of the commit in the cache; its files are links to the cache.
-
-    Raises:
-        HubError: a file cannot be fetched, or does not fit on the disk. Complete files are kept.
     """
     name = listing.name
     hub = library(name)
@@ -160,10 +141,6 @@ def translated(name: Name, *, doing: str = "fetch") -> Iterator[None]:
     Args:
         name: of the repository.
         doing: what is done with it.
-
-    Raises:
-        HubError: the Hub refuses or cannot be reached, or a file cannot be written.
-        RepositoryError: there is no such repository or revision.
     """
     hub = library(name)
     errors, repository = hub.errors, name.repository

@@ -2,8 +2,6 @@
 
 from ortolan.errors import OrtolanError
 
-__all__ = ["HubError", "RepositoryError"]
-
 
 class HubError(OrtolanError):
     """The Hub cannot be reached, refuses a request, or its library is not installed."""

@@ -20,15 +20,6 @@ from ortolan.hub.selection import (
     weight_files,
 )
 
-__all__ = [
-    "fetch_adapter",
-    "fetch_bundle",
-    "fetch_checkpoint",
-    "files_of_bundle",
-    "kind_of",
-    "origin_of",
-]
-
 MAX_DESCRIBING_BYTES = 512 << 20
 """Bytes of configs, tokenizers and templates together; far more than any checkpoint has."""
 
@@ -62,10 +53,6 @@ def fetch_checkpoint(
 
     Returns:
         A folder in the cache, or the GGUF file.
-
-    Raises:
-        HubError: see `client`.
-        RepositoryError: the repository holds no such checkpoint.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
     names = listing.sizes.keys()
@@ -90,12 +77,7 @@ def fetch_checkpoint(
 
 
 def fetch_adapter(name: Name, *, progress: Progress | None = None) -> Path:
-    """Fetch a PEFT adapter, and return its folder in the cache.
-
-    Raises:
-        HubError: see `client`.
-        RepositoryError: the repository holds no adapter.
-    """
+    """Fetch a PEFT adapter, and return its folder in the cache."""
     listing = list_files(name)
     return download(listing, adapter_files(listing.sizes, name), progress=progress)
 
@@ -107,10 +89,6 @@ def fetch_bundle(
 
     Returns:
         Files by their path in the bundle: links in the cache.
-
-    Raises:
-        HubError: see `client`.
-        RepositoryError: the repository holds no such bundle.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
     folder = bundle_folder(listing.sizes, listing.name)
@@ -120,12 +98,7 @@ def fetch_bundle(
 
 
 def files_of_bundle(listing: Listing, folder: str) -> list[str]:
-    """Paths of all files of the bundle in a folder. Its manifests are fetched.
-
-    Raises:
-        HubError: see `client`.
-        RepositoryError: a manifest is damaged.
-    """
+    """Paths of all files of the bundle in a folder. Its manifests are fetched."""
     index = manifests(listing.sizes, folder)
     place = download(listing, index, progress=lambda *_: None)
     return [file for manifest in index for file in listed_files(listing.sizes, place, manifest)]

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from ortolan.hub.errors import HubError
 
-__all__ = ["Name", "name_of", "parsed"]
-
 _WORD = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _FORM = re.compile(
     rf"(?P<repository>{_WORD}/{_WORD})(?::(?P<part>{_WORD}))?(?:@(?P<revision>[\w][\w./-]{{0,254}}))?",
@@ -56,9 +54,6 @@ def name_of(source: object, revision: str | None = None) -> Name | None:
     Args:
         source: what a user passed as a model.
         revision: branch, tag or commit, if it is not in the name.
-
-    Raises:
-        HubError: there is a revision and no name, or two revisions, or one that is no text.
     """
     name = parsed(source) if isinstance(source, str) and not os.path.lexists(source) else None
     if revision is None:

@@ -8,18 +8,6 @@ from pathlib import Path, PurePosixPath
 from ortolan.hub.errors import RepositoryError
 from ortolan.hub.name import Name
 
-__all__ = [
-    "MANIFEST",
-    "adapter_files",
-    "bundle_folder",
-    "bundle_folders",
-    "describing_files",
-    "gguf_files",
-    "listed_files",
-    "manifests",
-    "weight_files",
-]
-
 MANIFEST, CERTIFICATE, SIGNATURE = "manifest.json", "certificate.json", "model.sig"
 
 _DESCRIBING = (".json", ".jinja", ".txt", ".tsv")
@@ -58,9 +46,6 @@ def weight_files(names: Collection[str], folder: Path, name: Name) -> list[str]:
         names: all files of the repository.
         folder: has the files of `describing_files`, so also the index of shards.
         name: of the repository.
-
-    Raises:
-        RepositoryError: there are none, or the index names files that are not there.
     """
     modules = {file for file in names if _MODULE_WEIGHTS.fullmatch(file)}
     modules -= {file for file in modules if file.endswith(".bin") and _safe(file) in modules}
@@ -82,11 +67,7 @@ def weight_files(names: Collection[str], folder: Path, name: Name) -> list[str]:
 
 
 def adapter_files(names: Collection[str], name: Name) -> list[str]:
-    """The files of a PEFT adapter.
-
-    Raises:
-        RepositoryError: it is none.
-    """
+    """The files of a PEFT adapter."""
     weights = next((file for file in _ADAPTER if file in names), None)
     if weights is None or "adapter_config.json" not in names:
         raise RepositoryError(
@@ -96,11 +77,7 @@ def adapter_files(names: Collection[str], name: Name) -> list[str]:
 
 
 def gguf_files(names: Collection[str], name: Name) -> list[str]:
-    """The GGUF file of a name, or none if the repository has no GGUF file.
-
-    Raises:
-        RepositoryError: several fit, or none; or it is split.
-    """
+    """The GGUF file of a name, or none if the repository has no GGUF file."""
     found = sorted(
         file for file in names if file.endswith(".gguf") and "mmproj" not in file.lower()
     )
@@ -130,11 +107,7 @@ def bundle_folders(names: Collection[str]) -> list[str]:
 
 
 def bundle_folder(names: Collection[str], name: Name) -> str:
-    """The folder of the bundle that a name means; "" is the repository itself.
-
-    Raises:
-        RepositoryError: the repository has no such bundle, or has several.
-    """
+    """The folder of the bundle that a name means; "" is the repository itself."""
     folders = bundle_folders(names)
     wanted = name.part or ""
     if wanted in folders:
@@ -167,9 +140,6 @@ def listed_files(names: Collection[str], folder: Path, manifest: str) -> list[st
         names: all files of the repository.
         folder: has the manifest.
         manifest: its path in the repository.
-
-    Raises:
-        RepositoryError: it is not a manifest.
     """
     try:
         files = json.loads((folder / manifest).read_bytes())["files"]

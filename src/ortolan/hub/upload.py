@@ -11,8 +11,6 @@ from ortolan.hub.fetch import files_of_bundle
 from ortolan.hub.name import Name
 from ortolan.hub.selection import bundle_folders
 
-__all__ = ["Published", "upload"]
-
 _MESSAGE = "Publish with Ortolan"
 
 
@@ -44,9 +42,6 @@ def upload(
         folders: folders with bundles, "" for the repository itself. Files there that belong to an
             earlier bundle, and are not in `contents`, are deleted.
         is_private: make the repository private.
-
-    Raises:
-        HubError: the Hub refuses or cannot be reached, or the repository exists and is public.
     """
     hub = library(name)
     if hub.constants.HF_HUB_OFFLINE:

@@ -9,8 +9,6 @@ from typing import Any
 
 from ortolan.server.call import Call
 
-__all__ = ["AccessLog"]
-
 log = logging.getLogger("ortolan.server.access")
 
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]

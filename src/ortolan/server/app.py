@@ -22,8 +22,6 @@ from ortolan.server.security import Guard
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
 
-__all__ = ["build_app"]
-
 
 def build_app(settings: Settings) -> Starlette:
     """Build the ASGI application. It loads the first bundle when it starts.

@@ -6,8 +6,6 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-__all__ = ["BodyDecoder"]
-
 B = TypeVar("B")
 
 MAX_EXACT = 2**53
@@ -71,11 +69,7 @@ class BodyDecoder(Generic[B]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, data: bytes) -> B:
-        """Decode a body.
-
-        Raises:
-            msgspec.DecodeError: it is no valid JSON, or of another structure.
-        """
+        """Decode a body."""
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:

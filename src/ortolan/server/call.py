@@ -12,8 +12,6 @@ from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
 
-__all__ = ["Call", "Cancellable"]
-
 
 class Cancellable(Protocol):
     """A ticket of a service."""
@@ -55,12 +53,7 @@ class Call:
         self._held = AsyncExitStack()
 
     async def model(self, name: str | None) -> ServedModel:
-        """Return a model, loaded if necessary, which stays loaded until the call ends.
-
-        Raises:
-            ApiError: there is no such model.
-            OrtolanError: it cannot be loaded.
-        """
+        """Return a model, loaded if necessary, which stays loaded until the call ends."""
         model = await self._held.enter_async_context(self.models.use(name))
         self.notes["model"] = model.name
         return model

@@ -6,8 +6,6 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["HttpConnection"]
-
 HEADER_TIMEOUT_S = 10.0
 """Maximum time for the headers of a request to arrive, and for a client to read nothing more."""
 

@@ -9,8 +9,6 @@ import msgspec
 from ortolan.server.call import Call
 from ortolan.server.events import EventStream
 
-__all__ = ["JSON", "Answer", "Endpoint", "Text"]
-
 JSON = "application/json"
 
 

@@ -14,8 +14,6 @@ import msgspec
 from ortolan.errors import OrtolanError
 from ortolan.runtime import errors as runtime
 
-__all__ = ["ApiError", "api_error", "error_body"]
-
 _NO_RETRY = {"x-should-retry": "false"}
 
 _STATUSES: tuple[tuple[type[OrtolanError], int, str], ...] = (

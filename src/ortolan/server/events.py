@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["DONE", "KEEP_ALIVE", "EventStream", "event"]
-
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams."""
 

@@ -10,8 +10,6 @@ from starlette.requests import Request
 
 from ortolan.server.errors import ApiError
 
-__all__ = ["FORM", "check_parts", "form_fields"]
-
 FORM = "multipart/form-data"
 
 MAX_FIELDS = 32
@@ -25,11 +23,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
 
 
 def check_parts(data: bytes) -> None:
-    """Check how many lists and objects a JSON body has, before it is decoded.
-
-    Raises:
-        ApiError: more than `MAX_PARTS`.
-    """
+    """Check how many lists and objects a JSON body has, before it is decoded."""
     if _opened(data) > MAX_PARTS and _opened(_STRING.sub(b"", data)) > MAX_PARTS:
         raise ApiError(
             status=400,
@@ -48,9 +42,6 @@ async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:
     Args:
         data: of the body.
         content_type: with the boundary of the parts.
-
-    Raises:
-        ApiError: the body is no form, or a field occurs twice.
     """
 
     async def receive() -> dict[str, Any]:

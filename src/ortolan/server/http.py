@@ -21,16 +21,6 @@ from ortolan.server.models import Models
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
 
-__all__ = [
-    "STOPPED",
-    "ClientGoneError",
-    "EndpointApp",
-    "OutOfTimeError",
-    "error_response",
-    "finished",
-    "out_of_time",
-]
-
 log = logging.getLogger("ortolan.server")
 
 KEEP_ALIVE_S = 15.0
@@ -106,13 +96,7 @@ class EndpointApp:
             await reply.send(answer)
 
     async def _read(self, call: Call, scope: Scope, receive: Receive) -> Any:
-        """Decode the body.
-
-        Raises:
-            ApiError: it is too large, too slow, of another media type, or no valid form.
-            msgspec.DecodeError: it is no valid JSON, or of another structure.
-            ClientGoneError: the client closed the connection.
-        """
+        """Decode the body."""
         if self._decoder is None:
             return None
         headers = dict(scope["headers"])
@@ -164,11 +148,6 @@ async def finished(
         work: sends the answer.
         gone: ends when the client has closed the connection.
         timeout_s: maximum time.
-
-    Raises:
-        ClientGoneError: the client closed the connection.
-        OutOfTimeError: the time is up.
-        Exception: what `work` raises.
     """
     try:
         done, _ = await asyncio.wait(

@@ -16,8 +16,6 @@ from ortolan.runtime.errors import AdapterError, BundleKindError, InputError, Me
 from ortolan.runtime.serving.service import ServeOptions
 from ortolan.server.errors import ApiError
 
-__all__ = ["Models", "ServedModel"]
-
 log = logging.getLogger("ortolan.server")
 
 RELOAD_PAUSE_S = 30.0
@@ -88,11 +86,6 @@ class Models:
         load_options: of `ortolan.load`.
         serve_options: of `serve`.
         shutdown_timeout_s: seconds that `close` waits for running requests.
-
-    Raises:
-        BundleError: a folder holds no bundle, or a broken one.
-        AdapterError: an adapter is missing, broken, or made for none of the bundles.
-        InputError: an adapter has the name of a bundle.
     """
 
     def __init__(
@@ -138,11 +131,7 @@ class Models:
         return failing
 
     def bundle(self, name: str) -> str:
-        """Name of the bundle of a model: its own, or that of the bundle that an adapter changes.
-
-        Raises:
-            ApiError: there is no such model.
-        """
+        """Name of the bundle of a model: its own, or that of the bundle that an adapter changes."""
         if name in self._adapters:
             return self._adapters[name][0]
         if name not in self._bundles:
@@ -167,19 +156,11 @@ class Models:
         return int((self._bundles[self.bundle(name)] / "manifest.json").stat().st_mtime)
 
     def manifest(self, name: str) -> Manifest:
-        """Manifest of the bundle of a model.
-
-        Raises:
-            ApiError: there is no such model.
-        """
+        """Manifest of the bundle of a model."""
         return self._manifests[self.bundle(name)]
 
     async def load_first(self) -> None:
-        """Load the first bundle.
-
-        Raises:
-            OrtolanError: it cannot be loaded.
-        """
+        """Load the first bundle."""
         async with self.use(self.names[0]):
             pass
 
@@ -189,10 +170,6 @@ class Models:
 
         Args:
             name: of a bundle or an adapter; `None` if the server has only one bundle.
-
-        Raises:
-            ApiError: there is no such model.
-            OrtolanError: it cannot be loaded.
         """
         chosen = self._named(name)
         bundle = self.bundle(chosen)

@@ -17,8 +17,6 @@ from ortolan.server.app import build_app
 from ortolan.server.connections import MAX_CONNECTIONS, HttpConnection
 from ortolan.server.settings import Settings
 
-__all__ = ["AddressError", "run", "uvicorn_config"]
-
 log = logging.getLogger("ortolan.server")
 
 MAX_HEADER_BYTES = 32 << 10
@@ -51,11 +49,6 @@ def run(settings: Settings, *, host: str, port: int) -> None:
         settings: of the application.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
-
-    Raises:
-        AddressError: the address is taken, or not one of this machine.
-        OrtolanError: the first bundle cannot be loaded.
-        KeyboardInterrupt: SIGINT ended it.
     """
     with _bound(host, port) as listener:
         asyncio.run(_serve(settings, listener))

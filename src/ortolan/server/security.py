@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 from ortolan.server.errors import ApiError
 from ortolan.server.http import error_response
 
-__all__ = ["LOCAL_HOSTS", "Guard"]
-
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine."""
 

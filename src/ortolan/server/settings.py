@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import LoadOptions
     from ortolan.runtime.serving.service import ServeOptions
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -2,8 +2,6 @@
 
 from collections import OrderedDict
 
-__all__ = ["Store"]
-
 
 class Store:
     """Keeps what was used last, within a number of entries and bytes.

@@ -18,7 +18,8 @@ from tests.refusals import refusal
 from ortolan.export.passes.both_ways import BothWays
 from ortolan.export.passes.plain_attention import PlainAttention
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Heads, Relative, cached_attention
+from ortolan.modeling.layers.ops import Heads, cached_attention
+from ortolan.modeling.layers.scores import Relative
 
 TOLERANCE = 2e-5
 

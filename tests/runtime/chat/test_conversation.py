@@ -16,8 +16,8 @@ from tests.runtime.chat.tiny_chat import TEMPLATE, assert_same, chat_model, pack
 
 from ortolan.runtime import Conversation, Decoder, Sampling
 from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import ChatError, InputError
 from ortolan.runtime.generation.drafts import PromptLookup
 

@@ -26,7 +26,7 @@ from ortolan.runtime.bundle.manifest import Graph, State
 from ortolan.runtime.engine import ort_session
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.sample_outputs import sample_outputs
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import GraphError
 

@@ -15,7 +15,7 @@ from tests.runtime.tiny_decoder import BOS, CONTEXT, EOS, TinyDecoder
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.sampling import Sampling
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 
 SEED_LIMIT = 2**63

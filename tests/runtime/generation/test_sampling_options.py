@@ -11,7 +11,8 @@ from tests.nonsense import NOT_FINITE, NOT_NUMBERS
 from tests.refusals import refusal
 
 from ortolan.runtime.errors import SamplingError
-from ortolan.runtime.generation.sampling import Sampler, Sampling
+from ortolan.runtime.generation.sampling import Sampler
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED
 
 BELOW = math.nextafter

@@ -14,7 +14,7 @@ from tests.runtime.chat.tiny_chat import assert_same, chat_model, packed_chat_mo
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime import Decoder, Sampling
-from ortolan.runtime.engine.runner import GRID
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.errors import InputError, QueueFullError
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar

@@ -16,7 +16,7 @@ from tests.runtime.serving.served import KINDS, Spec, alone_in, outcome
 from tests.runtime.tiny_adapters import NAMES, Pairs
 
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.runner import GRID
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.serving.ticket import Ticket

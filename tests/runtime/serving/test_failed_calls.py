@@ -10,9 +10,11 @@ from tests.runtime.serving.faults import failing
 from tests.runtime.serving.served import Spec, alone_in, settle
 
 from ortolan.runtime import Decoder, PromptLookup, Sampling
+from ortolan.runtime.engine.attention_kernels import GRID
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.prefix_cache import PrefixCache
-from ortolan.runtime.engine.runner import GRID, Runner
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.errors import ComputeError, ServiceError
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.sampling import Sampler

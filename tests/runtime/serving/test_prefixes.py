@@ -18,8 +18,8 @@ from tests.tiny.numbers import random_ids
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine import prefix_cache, prefix_files
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.prefix_cache import PrefixCounts
-from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.loading import load
 

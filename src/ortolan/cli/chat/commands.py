@@ -27,12 +27,7 @@ class Command:
 
 
 def run_command(text: str, session: ChatSession) -> None:
-    """Run a command.
-
-    Raises:
-        EOFError: the command leaves the chat.
-        OrtolanError: the command is unknown or failed; the conversation is unchanged.
-    """
+    """Run a command."""
     from ortolan.runtime import InputError
 
     name, _, argument = text.strip().partition(" ")

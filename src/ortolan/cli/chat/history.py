@@ -19,11 +19,7 @@ def history_path() -> Path:
 
 
 def read_history(path: Path) -> list[str]:
-    """Read the entries, oldest first; none if there is no file.
-
-    Raises:
-        StateFileError: the file cannot be read, or is not a history.
-    """
+    """Read the entries, oldest first; none if there is no file."""
     from ortolan.runtime.errors import StateFileError
 
     try:
@@ -48,9 +44,6 @@ def add_to_history(path: Path, entry: str) -> None:
 
     Reads the file again each time, so that parallel chats keep the entries of all. Entries larger
     than `MOST_BYTES` are skipped.
-
-    Raises:
-        StateFileError: the file is not a history, or cannot be written.
     """
     from ortolan.runtime.errors import StateFileError
 

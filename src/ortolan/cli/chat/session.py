@@ -38,11 +38,7 @@ class ChatSession:
     reply: "Reply | None" = None
 
     def ask(self, question: str) -> None:
-        """Print an answer while it is generated. Ctrl-C at a terminal stops it and keeps the text.
-
-        Raises:
-            OrtolanError: see `Conversation.stream`; the messages are unchanged.
-        """
+        """Print an answer while it is generated. Ctrl-C at a terminal stops it, the text stays."""
         wrap = _word_wrap()
         is_wrapped = sys.stdout.isatty()
 

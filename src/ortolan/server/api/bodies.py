@@ -14,23 +14,6 @@ from ortolan.runtime.errors import ContextLengthError, shown
 from ortolan.runtime.limits import MAX_SEED
 from ortolan.server.errors import ApiError
 
-__all__ = [
-    "Body",
-    "ChoicesFields",
-    "JsonSchema",
-    "ResponseFormat",
-    "SamplingFields",
-    "StreamOptions",
-    "StructuredOutputs",
-    "allowed_tools",
-    "checked_limit",
-    "fitted",
-    "grammar_of",
-    "new_id",
-    "options_of",
-]
-
-
 C = TypeVar("C")
 
 
@@ -166,10 +149,6 @@ def options_of(
 
     If the model recommends nothing, answers are greedy, unless the body sets a sampling option or
     asks for several choices: then the temperature defaults to 1, as in OpenAI's interface.
-
-    Raises:
-        ApiError: a field is invalid.
-        SamplingError: a sampling option is out of range.
     """
     given = {name: value for name in _PARAMETERS if (value := getattr(body, name)) is not None}
     is_sampled = bool(given) or (choices or 1) > 1  # greedy choices would all be the same
@@ -193,11 +172,7 @@ def options_of(
 
 
 def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None:
-    """Return the maximum number of new tokens; `None` for no limit, as which clients send -1 too.
-
-    Raises:
-        ApiError: it is too small.
-    """
+    """Maximum number of new tokens; `None` for no limit, as which clients send -1 too."""
     if limit is None or limit == -1:
         return None
     if limit < least:
@@ -213,9 +188,6 @@ def allowed_tools(choice: Mapping[str, Any], names: Collection[str]) -> tuple[li
     Args:
         choice: as in chat completions, where an object of that name holds both, or in responses.
         names: of the tools of the request.
-
-    Raises:
-        ApiError: no tool is allowed, or one that the request does not have.
     """
     inner = choice.get("allowed_tools", choice)
     inner = inner if isinstance(inner, dict) else {}
@@ -249,13 +221,7 @@ def fitted(submit: Callable[[int | None], list[C]], limit: int | None) -> list[C
 async def grammar_of(
     form: ResponseFormat | None, outputs: StructuredOutputs | None = None
 ) -> Grammar | None:
-    """The grammar of a response format or of vLLM's structured outputs, checked in a thread.
-
-    Raises:
-        ApiError: there is no schema, or there are several formats.
-        GrammarError: the schema is invalid or unsupported.
-        MissingExtraError: llguidance is not installed.
-    """
+    """The grammar of a response format or of vLLM's structured outputs, checked in a thread."""
     if outputs is not None:
         has_form = form is not None and form.type != "text"
         return await asyncio.to_thread(_structured, outputs, has_form=has_form)

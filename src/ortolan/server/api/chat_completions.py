@@ -32,8 +32,6 @@ from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream, event
 from ortolan.server.models import ServedModel
 
-__all__ = ["ENDPOINTS"]
-
 
 class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     """Body of a chat completion.

@@ -28,8 +28,6 @@ from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream, event
 from ortolan.server.models import ServedModel
 
-__all__ = ["ENDPOINTS"]
-
 MAX_CHOICES = 256
 """Maximum number of choices of a body, over all of its prompts."""
 

@@ -17,8 +17,6 @@ from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
-__all__ = ["ENDPOINTS"]
-
 
 class EmbeddingsBody(Body, kw_only=True, forbid_unknown_fields=True):
     """Inputs to embed: a text, token ids, or a list of either.

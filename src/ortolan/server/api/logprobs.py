@@ -6,8 +6,6 @@ import msgspec
 
 from ortolan.runtime import Tokenizer, TokenLogprobs
 
-__all__ = ["ChoiceLogprobs", "TokenLogprob", "logprobs_of"]
-
 
 class TopLogprob(msgspec.Struct, kw_only=True):
     """A token that was possible, with its bytes: a token may end inside a character."""

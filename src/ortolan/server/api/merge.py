@@ -4,17 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
-__all__ = ["merged"]
-
 T = TypeVar("T")
 
 
 async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
-    """Yield every item with the index of its source.
-
-    Raises:
-        Exception: what a source raises; the others are no longer read.
-    """
+    """Yield every item with the index of its source."""
     if len(sources) == 1:
         async for item in sources[0]:
             yield 0, item

@@ -10,8 +10,6 @@ from operator import attrgetter
 from ortolan.runtime.generation.histogram import BOUNDS, Histogram
 from ortolan.server.models import ServedModel
 
-__all__ = ["metrics_text"]
-
 _METRICS = (
     ("slots", "gauge", "Sequences that are computed together.", "slots"),
     ("requests_running", "gauge", "Requests that hold a slot.", "running"),

@@ -7,8 +7,6 @@ import msgspec
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 
-__all__ = ["ENDPOINTS"]
-
 
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model.

@@ -13,8 +13,6 @@ import msgspec
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 
-__all__ = ["openapi_endpoint"]
-
 _REF = "#/components/schemas/{name}"
 
 

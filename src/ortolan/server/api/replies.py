@@ -7,8 +7,6 @@ from ortolan.runtime import ChatTicket, Completion, Reply
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.chat.reply import reply_of
 
-__all__ = ["ReplyReader"]
-
 
 class ReplyReader(AsyncIterator[Piece]):
     """The pieces of a reply, and after them the reply.

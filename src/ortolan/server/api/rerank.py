@@ -22,8 +22,6 @@ from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
-__all__ = ["ENDPOINTS"]
-
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names that models give to the prompt of a document."""
 

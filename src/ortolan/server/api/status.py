@@ -5,8 +5,6 @@ from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint, Text
 from ortolan.server.errors import ApiError
 
-__all__ = ["ENDPOINTS"]
-
 
 async def health(_: Call, __: None) -> Answer:
     """Tell that the process answers."""
@@ -14,11 +12,7 @@ async def health(_: Call, __: None) -> Answer:
 
 
 async def ready(call: Call, _: None) -> Answer:
-    """Tell whether a model is loaded, and the loaded ones answer. If not, load what can be loaded.
-
-    Raises:
-        ApiError: none is loaded, or the latest requests of one failed.
-    """
+    """Tell whether a model is loaded, and all of them answer. If not, load what can be loaded."""
     if failing := call.models.revive():
         message = f"The latest requests to {', '.join(failing)} failed. See the server's log."
         raise ApiError(status=503, message=message, type="server_error", code="failing")

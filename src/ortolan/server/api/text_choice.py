@@ -9,8 +9,6 @@ from ortolan.runtime import Ticket, Tokenizer, TokenLogprobs
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.server.api.text_logprobs import TextLogprobs, TextLogprobsWriter, joined
 
-__all__ = ["ChoiceReader", "TextChoice"]
-
 Finish = Literal["stop", "length"]
 
 
@@ -32,9 +30,6 @@ class ChoiceReader(AsyncIterator[TextChoice]):
         tokenizer: of the bundle.
         with_logprobs: whether parts have log-probabilities.
         prompt: text or token ids to begin with; `None` to leave the prompt out.
-
-    Raises:
-        TokenizerError: the bundle has no tokenizer.
     """
 
     def __init__(

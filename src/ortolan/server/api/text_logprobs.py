@@ -7,8 +7,6 @@ import msgspec
 
 from ortolan.runtime import Tokenizer, TokenLogprobs
 
-__all__ = ["TextLogprobs", "TextLogprobsWriter", "joined"]
-
 
 class TextLogprobs(msgspec.Struct, kw_only=True):
     """Log-probabilities, a list per kind. The first token of an echoed prompt has none.

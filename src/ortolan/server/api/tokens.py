@@ -12,8 +12,6 @@ from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
-__all__ = ["ENDPOINTS"]
-
 
 class TokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
     """A text, or messages to render with the chat template.

@@ -20,8 +20,6 @@ from ortolan.server.errors import ApiError
 from ortolan.server.forms import FORM
 from ortolan.server.models import ServedModel
 
-__all__ = ["ENDPOINTS"]
-
 THREADS = ThreadPoolExecutor(64, "ortolan-transcription")
 """Threads that wait for transcripts. Those of asyncio are few, and other requests need them."""
 

@@ -6,8 +6,6 @@ import msgspec
 
 from ortolan.runtime import ChatTicket, Completion, Ticket
 
-__all__ = ["Usage", "total", "usage_of", "usage_so_far"]
-
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
     """Parts of the prompt tokens."""

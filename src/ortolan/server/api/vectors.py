@@ -11,16 +11,9 @@ from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
-__all__ = ["embedded", "expect_texts", "unit_rows"]
-
 
 def expect_texts(served: ServedModel, *, what: str) -> TextSource:
-    """Return the source of an encoder of texts.
-
-    Raises:
-        ApiError: the model is no encoder, or reads images. A text would be the path of an image,
-            and clients must not read files of the server.
-    """
+    """Return the source of an encoder of texts."""
     served.expect("encoder", what=what)
     source = served.model.manifest.source
     if not isinstance(source, TextSource):
@@ -46,9 +39,6 @@ async def embedded(
 
     Returns:
         float32 `(inputs, width)`, and the number of tokens.
-
-    Raises:
-        OrtolanError: what `EncoderService.embed` raises.
     """
     tickets: list[EncoderTicket[NDArray[np.float32]]] = await call.submit(
         lambda: [served.service.embed(inputs, prompt=prompt, truncate=truncate)]

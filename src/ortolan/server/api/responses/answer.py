@@ -31,8 +31,6 @@ from ortolan.server.api.responses.resource import (
 )
 from ortolan.server.errors import ApiError, error_body
 
-__all__ = ["Answer", "Event"]
-
 Event = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | TextEvent | ArgumentsEvent | ErrorEvent
 """An event of a stream."""
 

@@ -17,8 +17,6 @@ from ortolan.server.api.bodies import (
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
-__all__ = ["LOGPROBS", "ResponseBody", "Tool", "chat_options", "read_tools"]
-
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
 
@@ -89,12 +87,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_tools(body: ResponseBody) -> list[Tool]:
-    """Read the tools.
-
-    Raises:
-        ApiError: a tool is not a function.
-        msgspec.ValidationError: a field of a tool is wrong.
-    """
+    """Read the tools."""
     tools = []
     for number, tool in enumerate(body.tools or ()):
         place = f"tools[{number}]"
@@ -114,12 +107,7 @@ def read_tools(body: ResponseBody) -> list[Tool]:
 async def chat_options(
     body: ResponseBody, served: ServedModel, tools: list[Tool]
 ) -> dict[str, Any]:
-    """Options of the chat request.
-
-    Raises:
-        ApiError: a field is invalid.
-        OrtolanError: an option is out of range.
-    """
+    """Options of the chat request."""
     offered, choice = _choice(body.tool_choice, tools)
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -138,11 +126,7 @@ async def chat_options(
 
 
 def convert(data: Any, kind: Any, place: str) -> Any:
-    """Decode a part of the body.
-
-    Raises:
-        msgspec.ValidationError: it is invalid; names the place.
-    """
+    """Decode a part of the body."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:

@@ -8,8 +8,6 @@ import msgspec
 from ortolan.server.api.responses.body import convert
 from ortolan.server.errors import ApiError
 
-__all__ = ["messages_of"]
-
 Parts = str | list[dict[str, Any]]
 """Text, or a list of content parts."""
 
@@ -61,10 +59,6 @@ def messages_of(items: Sequence[Any], *, instructions: str | None) -> list[dict[
     Args:
         items: of the input.
         instructions: text of a first system message.
-
-    Raises:
-        ApiError: an item has a type that is not supported, or answers a call that does not exist.
-        msgspec.ValidationError: a field of an item is wrong.
     """
     conversation = _Conversation()
     if instructions is not None:

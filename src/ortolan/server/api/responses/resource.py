@@ -7,25 +7,6 @@ import msgspec
 from ortolan.runtime import Completion
 from ortolan.server.api.logprobs import TokenLogprob
 
-__all__ = [
-    "ArgumentsEvent",
-    "DeltaEvent",
-    "ErrorEvent",
-    "FunctionCall",
-    "ItemEvent",
-    "OutputMessage",
-    "OutputText",
-    "PartEvent",
-    "ReasoningItem",
-    "ReasoningText",
-    "Response",
-    "ResponseError",
-    "ResponseEvent",
-    "ResponseUsage",
-    "TextEvent",
-    "usage_of",
-]
-
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
