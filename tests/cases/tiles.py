@@ -133,6 +133,10 @@ INPUTS: dict[str, Any] = {
 }
 
 
+REPLACING = {"lfm2_vl"}
+"""Models with states that are replaced."""
+
+
 def _case(model_type: str, **fields: Any) -> Case:
     """The case of a model as it is published."""
     return Case(
@@ -141,7 +145,9 @@ def _case(model_type: str, **fields: Any) -> Case:
         write=partial(write, model_type=model_type),
         reference=partial(by_transformers, model_type),
         part="vision",
-        features=frozenset({"generates", "exact"}),
+        features=frozenset(
+            {"generates", "exact", *(() if model_type in REPLACING else ("rewinds",))}
+        ),
         inputs=INPUTS,
         chat=message(["user:", {"image": WIDE}, "say</s>A:"], WIDE),
         **fields,

@@ -227,11 +227,13 @@ def test_a_rotation_becomes_part_of_the_node(rewritten: ir.Model, name: str) -> 
 
 
 def test_layers_that_rotate_alike_share_tables(rewritten: ir.Model) -> None:
-    tables = {name: layer(rewritten, name).inputs[7] for name in LAYERS}
-    names = {name: table.name if table else None for name, table in tables.items()}
-    assert names["halves"] == names["the same again"] == names["scaled queries"]
+    def table(name: str) -> ir.Value | None:
+        return layer(rewritten, name).inputs[7]
+
+    assert table("halves") is not None
+    assert table("halves") is table("the same again") is table("scaled queries")
     apart = ("halves", "neighbors", "partial", "other frequencies", "scaled rotation")
-    assert len({names[name] for name in apart}) == 5
+    assert len({table(name) for name in apart}) == 5
 
 
 @pytest.mark.parametrize(
