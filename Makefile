@@ -9,7 +9,10 @@ CHAT := .venv/.chat
 SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
 SMOLLM2 := build/SmolLM2-135M-Instruct.Q4_1.gguf
-ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_old_or_new_files
+SLOWEST := arm cli/test_install.py cli/test_ready_at_once.py cases/test_families.py end_to_end/test_demo.py \
+	export/locality export/trace/test_kinds_of_positions.py export/trace/test_repeat.py \
+	export/source/transformers/test_adapter.py export/source/transformers/test_weights.py gpu/test_software_gpu.py \
+	hostile/test_faults.py modeling/families/test_inert_keys.py server/test_clients.py
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -71,15 +74,11 @@ test: $(INSTALLED)
 # Keeps graphs for scripts/vocabulary.py --graphs.
 test-ci: $(INSTALLED)
 	mkdir -p build/graphs
-	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 --dist loadfile -m slow --ignore=tests/cli/test_install.py \
-		--ignore=tests/end_to_end/test_demo.py --ignore=tests/cli/test_ready_at_once.py --ignore=tests/arm --deselect=$(ALL_FAULTS) \
-		--ignore=tests/modeling/families/test_inert_keys.py --ignore=tests/export/locality \
-		--ignore=tests/cases/test_families.py \
-		--ignore=tests/export/source/transformers/test_weights.py \
-		--ignore=tests/export/source/transformers/test_adapter.py
+	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 --dist loadfile -m slow \
+		$(SLOWEST:%=--ignore=tests/%)
 
 # All slow tests: also every family, model type and config key of transformers, modules that the locality
-# check must reject, installs into new environments, faults in every file operation, and the demo.
+# check must reject, clients and installs in new environments, faults in every file operation, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
 

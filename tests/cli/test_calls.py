@@ -194,7 +194,7 @@ def passed(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return arguments
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[:80])
 def test_a_command_passes_its_options_on(
     line: str, passed: dict[str, Any], snapshot: SnapshotAssertion
 ) -> None:
