@@ -197,6 +197,7 @@ INVALID: list[dict[str, Any]] = [
     {"beams": 2, "sampling": Sampling()},
     {"beams": 2, "stop": ["a"]},
     {"beams": 2, "prompt_logprobs": 0},
+    {"beams": 2, "ignore_eos": True},
     {"prompt_logprobs": 0},
     {"max_new_tokens": 0},
     {"max_new_tokens": 40},

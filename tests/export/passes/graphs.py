@@ -57,6 +57,9 @@ def parsed(text: str, **weights: Tensor) -> ir.Model:
     proto = onnx.parser.parse_model(f"{HEADER}\n{text.replace('WEIGHTS', names)}")
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
     for node in model.graph:
+        for value in node.outputs if "?" in text else ():  # onnx gives unknown axes names
+            known = [None if "unk__" in str(axis) else axis for axis in value.shape or ()]
+            value.shape = ir.Shape(known)
         if node.op_type == "FusedMatMul":  # onnx does not infer its shape
             x, w = node.inputs
             if x is not None and x.shape is not None and w is not None and w.shape is not None:
