@@ -123,7 +123,7 @@ def sentence_files(folder: Path) -> list[Path]:
 
 
 def max_tokens(folder: Path) -> int | None:
-    """Maximum number of tokens of a text, also where transformers truncates; None for none."""
+    """Maximum tokens of a text, also where transformers truncates; None if unspecified."""
     if (folder / MODULES).is_file():
         reader = _reader(folder, TRANSFORMER)
         called = reader.get("processing_kwargs", dict, {})

@@ -272,8 +272,9 @@ def _opening(
     languages = {} if speech is None else speech.languages
     tasks = {} if speech is None else speech.tasks
     if language is not None and not (isinstance(language, str) and language in languages):
-        codes = f"one of {', '.join(sorted(languages))}" if languages else "None: it knows only one"
-        raise InputError(f"language must be {codes} (got {shown(language)}).")
+        only = "None, since the model knows only one"
+        allowed = f"one of {', '.join(sorted(languages))}" if languages else only
+        raise InputError(f"language must be {allowed} (got {shown(language)}).")
     if translate and task not in tasks:
         raise InputError("translate: this model was not trained to translate. Leave it out.")
     known = [*languages.values()] if language is None else [languages[language]]

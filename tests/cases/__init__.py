@@ -138,7 +138,7 @@ class Case:
         variants: how it is exported.
         features: what laws ask for.
             `generates`: it is a decoder. `drafts`, `rewinds`: its states can go back.
-            `exact`: to the bit, beside other texts and in chunks of any size.
+            `exact`: to the bit, alongside other texts and in chunks of any size.
             `compared`: its numbers, with those of transformers.
             `encodes`: its services have the calls of the model.
             `every role`: a weight of each is damaged, which takes long.

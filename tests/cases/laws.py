@@ -1,4 +1,4 @@
-"""What holds for every bundle that has what a law needs; see `tests/cases/__init__.py`."""
+"""Laws: what holds for every bundle with the features that a law asks for."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def applicable(cases: Iterable[Case]) -> list[Any]:
 
 
 def _is_compared(case: Case, variant: Variant) -> bool:
-    """Whether answers are those of the reference: in few bits, other tokens are likeliest."""
+    """Whether answers must equal those of the reference; rounded weights may give others."""
     if case.reference is None or variant.tolerance is None:
         return False
     return "generates" not in case.features or variant.tolerance <= 1e-3
@@ -238,7 +238,7 @@ def roles(bundle: Path) -> dict[str, str]:
 
 
 def _change(values: NDArray[Any]) -> None:
-    """Make weights larger; turn a table of numbers round."""
+    """Make weights larger; reverse a table of integers."""
     values[...] = values[::-1].copy() if values.dtype.kind == "i" else values * 1.5
 
 

@@ -55,12 +55,12 @@ class Run:
 
     @cached_property
     def answers(self) -> list[Any]:
-        """What the model says about each input alone."""
+        """The answers of the model to each input alone."""
         return [self.case.call(self.model, [each])[0] for each in self.inputs]
 
     @cached_property
     def expected(self) -> Sequence[Any]:
-        """What another library says about the inputs."""
+        """The answers of another library to the inputs."""
         assert self.case.reference is not None
         return self.case.reference(self.checkpoint, self.inputs)
 

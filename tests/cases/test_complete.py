@@ -1,4 +1,4 @@
-"""What can be exported and has no case."""
+"""Everything that can be exported has a case."""
 
 from collections.abc import Iterable
 from dataclasses import fields

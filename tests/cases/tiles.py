@@ -95,7 +95,7 @@ def image_processor(model_type: str, folder: Path) -> Any:
 
 
 def processor_of(model_type: str, folder: Path) -> Any:
-    """That of images and texts. SmolVLM's needs a package for videos, and writes the same texts."""
+    """The processor of both. SmolVLM's needs a package for videos, and writes the same texts."""
     if model_type == "lfm2_vl":
         return lfm2_vl_processor.processor(folder)
     named = {"start_image_token": "<img>", "end_image_token": "</img>"}

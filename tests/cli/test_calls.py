@@ -163,7 +163,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def passed(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a command passes to `load` and to its call."""
+    """The arguments that a command passes to `load` and to the function that it calls."""
     arguments: dict[str, Any] = {}
 
     def given(bundle: Path, *_: object, **options: Any) -> Any:

@@ -310,7 +310,7 @@ def _encoder(folder: Path, *more: str) -> str:
 
 
 def _precision(name: str | None, values: dict[str, Any]) -> choices.Precision | None:
-    """The precision that its options, removed from `values`, describe; None for the default."""
+    """Take the options of the precision out of `values`; None for the default precision."""
     is_auto = name == "auto"
     own = {key: values.pop(key) for key in _OF_PRECISION if key != "max_kl" or is_auto}
     own = {k: v for k, v in own.items() if v is not None and v is not False and v != ()}

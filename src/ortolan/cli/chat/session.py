@@ -38,7 +38,7 @@ class ChatSession:
     reply: "Reply | None" = None
 
     def ask(self, question: str) -> None:
-        """Print an answer while it is generated. Ctrl-C at a terminal stops it, the text stays."""
+        """Print an answer as it is generated. Ctrl-C at a terminal stops it and keeps the text."""
         wrap = _word_wrap()
         is_wrapped = sys.stdout.isatty()
 
