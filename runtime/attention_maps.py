@@ -61,12 +61,6 @@ def attention_maps(
     Queries are labeled with the token read at their position; in `cross` maps, from a decoder to
     its source, with the token written there. Patches of images are numbered; vectors of sounds have
     their seconds.
-
-    Args:
-        bundle: a folder, or an opened bundle.
-        text: a text, token ids, an image or a sound.
-        target: output of an encoder-decoder, as text or as ids with EOS; greedy by default.
-        threads: as for `ortolan.load`.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     manifest = opened.manifest

@@ -86,14 +86,7 @@ def measure(
     repetitions: int,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure cases on random tokens.
-
-    Args:
-        model: the model.
-        chosen: cases, in the order in which each repetition runs them.
-        repetitions: counted runs per case.
-        progress: called with the number of runs done and the total.
-    """
+    """Measure cases on random tokens."""
     ordered = tuple(chosen)
     if not ordered:
         raise InputError("bench: there is no case to measure. Give -p or -n a length.")

@@ -33,9 +33,6 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
     """Open a plain file in a folder that has no other name.
 
     Links in the path of the folder are followed, since users link to bundles.
-
-    Returns:
-        An unbuffered stream; the caller closes it.
     """
     try:
         descriptor = _open(folder, name)

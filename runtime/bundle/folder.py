@@ -30,11 +30,7 @@ _TRIES = 10
 
 
 def retry_if_replaced(read: F) -> F:
-    """Make a function that reads a bundle start over if the bundle was replaced meanwhile.
-
-    Args:
-        read: takes the path as its first argument.
-    """
+    """Make a function that reads a bundle start over if the bundle was replaced meanwhile."""
 
     @functools.wraps(read)
     def call(path: StrPath, *args: Any, **kwargs: Any) -> Any:

@@ -18,13 +18,7 @@ def scores_of(numbers_L: NDArray[Any], function: ScoreFunction) -> NDArray[np.fl
 def named_scores(
     numbers_L: NDArray[Any], function: ScoreFunction, labels: Sequence[str]
 ) -> dict[str, float]:
-    """Return the scores of one input by label, highest first.
-
-    Args:
-        numbers_L: the graph's output for this input.
-        function: turns the numbers into scores.
-        labels: unique names; see `distinct`.
-    """
+    """Return the scores of one input by label, highest first."""
     return ranked(scores_of(numbers_L, function), labels)
 
 

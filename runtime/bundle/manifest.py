@@ -466,13 +466,7 @@ _INPUTS: Mapping[type, str] = {
 
 
 def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
-    """Make the error for a request that this kind of bundle cannot serve.
-
-    Args:
-        manifest: the manifest.
-        what: the request, such as `classify`.
-        expected: what it needs, such as `a bundle that returns labels`.
-    """
+    """Make the error for a request that this kind of bundle cannot serve."""
     got, use = manifest.model_kind.description, manifest.model_kind.use
     if manifest.output is not None:
         inputs = _INPUTS.get(type(manifest.source), "texts")

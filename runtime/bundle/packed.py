@@ -188,16 +188,7 @@ def open_packed(
 
 
 def find_packed(bundle: Bundle, *, onnxruntime: str, full_check: bool = False) -> Packed | None:
-    """Find the packed weights of a bundle for this machine.
-
-    Args:
-        bundle: the bundle.
-        onnxruntime: the version that will load them.
-        full_check: also read all packed weights and check their hash.
-
-    Returns:
-        `None` if there are none. If none of them is usable, a warning says why.
-    """
+    """Find the packed weights of a bundle for this machine."""
     matching = folder_name(onnxruntime)
     folders = sorted(_folders(bundle.path), key=lambda name: (name != matching, name))
     refusals = []

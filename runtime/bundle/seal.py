@@ -18,11 +18,7 @@ _KEY = "seal.key"
 
 
 def make_seal(data: bytes) -> bytes:
-    """Seal data, creating the key on first use.
-
-    Returns:
-        64 hexadecimal digits and a newline.
-    """
+    """Seal data, creating the key on first use."""
     key = _read_key()
     if key is None:
         _make_key()

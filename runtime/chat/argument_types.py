@@ -39,11 +39,6 @@ def typed(text: str, schema: Any, key: str) -> Any:
 
     Reads JSON and Python constants. Where the schema allows a string, the text stays a string
     unless it is a null, list or object that the schema allows too.
-
-    Args:
-        text: the argument as the model wrote it.
-        schema: of all parameters of the tool; ignored unless it is an object.
-        key: name of the argument.
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     own = properties.get(key) if isinstance(properties, Mapping) else None

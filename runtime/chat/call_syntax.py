@@ -72,11 +72,7 @@ def fenced_calls(text: str, _: Schemas) -> list[ToolCall]:
 
 
 def headed(head: str) -> Reader:
-    """Return a reader of one call: a head, then an object of arguments.
-
-    Args:
-        head: regular expression with the group `name` and optionally `id`.
-    """
+    """Return a reader of one call: a head, then an object of arguments."""
     pattern = re.compile(rf"\s*{head}\s*")
 
     def headed_calls(text: str, _: Schemas) -> list[ToolCall]:
@@ -96,13 +92,6 @@ def tagged(*, function: str, parameter: str, opened: str, closed: str, after: st
     """Return a reader of calls whose arguments are unquoted text between tags.
 
     A value may contain the closing tag: it ends where another parameter or `after` follows.
-
-    Args:
-        function: regular expression for the start of a call, with the group `name`.
-        parameter: regular expression for the start of a value, with the group `key`.
-        opened: opening tag of a value, or its beginning.
-        closed: closing tag of a value.
-        after: regular expression for the text between the last value and the next call.
     """
     begins, key = re.compile(rf"\s*{function}\s*+"), re.compile(rf"\s*{parameter}")
     ends = re.compile(rf"{re.escape(closed)}\s*+(?={parameter}|{after})")

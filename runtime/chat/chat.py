@@ -118,13 +118,7 @@ class Chat:
     def dictation(
         self, samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
     ) -> Question:
-        """Ask to write down a sound.
-
-        Args:
-            samples_N: in the rate of the encoder.
-            begun: the start of the answer, if it is known.
-            most_tokens: of the answer.
-        """
+        """Ask to write down a sound."""
         message = {"role": "user", "content": [{"type": "audio", "audio": samples_N}]}
         question = self.question(
             [message], {"max_new_tokens": most_tokens, "logprobs": 0, "sampling": Sampling()}

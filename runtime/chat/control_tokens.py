@@ -25,14 +25,6 @@ def user_spans(
     Case 2: the template looks into the texts, so the marks changed the prompt, but the control
         tokens outside of the marks are those of the unmarked prompt.
     Case 3: the template splits the texts, but they contain no control token.
-
-    Args:
-        tokenizer: tokenizer of the bundle.
-        control: texts of the control tokens, by id.
-        text: the prompt.
-        again: the prompt rendered with marks, after their removal, and the spans between them;
-            `None` if marks were lost.
-        strings: the user's texts.
     """
     if again is not None and again[0] == text:
         return again[1]

@@ -217,12 +217,7 @@ CALLS = (
 
 
 def format_of(source: str, *, with_tools: bool) -> Format:
-    """Recognize the format of a chat template.
-
-    Args:
-        source: source of the template.
-        with_tools: whether the request offers tools; without them, calls are plain text.
-    """
+    """Recognize the format of a chat template."""
     reasoning = next((row for row in REASONING if (row.mark or row.close) in source), NO_REASONING)
     calls = next((row for row in CALLS if (row.mark or row.open) in source), NO_CALLS)
     return Format(

@@ -52,12 +52,6 @@ class ChatTemplate:
         source: source of all its templates.
         tokenizer: tokenizer of the bundle.
         control: texts of the control tokens, by id.
-
-    Args:
-        source: a Jinja template; or several by name: `default`, and `tool_use` for tools.
-        tokenizer: tokenizer of the bundle.
-        special_tokens: template variables such as `bos_token`.
-        images: what the template writes for an image, and the text that the model reads instead.
     """
 
     def __init__(
@@ -94,17 +88,6 @@ class ChatTemplate:
 
         The ids equal those of transformers' `apply_chat_template`, unless a text of the user
         contains a control token.
-
-        Args:
-            messages: see `ortolan.runtime.chat.messages`.
-            tools: see `ChatOptions`, like the next two.
-            documents: documents, for templates that use them.
-            variables: further variables of the template.
-            add_generation_prompt: end with the start of an answer.
-            continue_final_message: end inside the last message, an answer, so that the model
-                continues its content, or its reasoning if it has no content yet. Overrides
-                `add_generation_prompt`.
-            max_tokens: see `Tokenizer.check_length`; `None` for no limit.
         """
         data: dict[str, Any] = {
             "messages": self._with_known_roles(check_messages(messages)),

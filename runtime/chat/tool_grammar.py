@@ -43,16 +43,7 @@ def call_grammar(
     is_reasoning: bool,
     several: bool,
 ) -> Grammar:
-    """Return the grammar of replies that end in one or more calls.
-
-    Args:
-        frame: text around the calls.
-        form: reply format.
-        functions: functions that may be called; at least one.
-        control: texts of the control tokens, by id.
-        is_reasoning: whether the prompt already opened the reasoning.
-        several: whether more than one call is allowed.
-    """
+    """Return the grammar of replies that end in one or more calls."""
     rules = _Rules(control)
     before = frame.before.removeprefix(form.begun)
     start = f"{_reasoning(rules, form, is_reasoning)} {rules.text(before)} calls"
@@ -145,13 +136,7 @@ class _Rules:
 
 
 class _Keyed:
-    """Rules for arguments that are written one by one.
-
-    Args:
-        rules: the grammar that they are added to.
-        pairs: text around keys and values.
-        calls: call format.
-    """
+    """Rules for arguments that are written one by one."""
 
     def __init__(self, rules: _Rules, pairs: Pairs, calls: CallFormat) -> None:
         self._rules = rules

@@ -46,10 +46,6 @@ class Item:
 class EncoderCall(Generic[R]):
     """Inputs, and how their outputs become a result.
 
-    Args:
-        items: the inputs.
-        finish: makes the result of all outputs, in the order of the inputs.
-
     Attributes:
         tokens: number of tokens of all texts, or of vectors of all waves.
     """

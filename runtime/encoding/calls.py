@@ -49,13 +49,6 @@ class EncoderCalls:
     """Makes the calls of an encoder. Threads may share it.
 
     Methods have the arguments and errors of those of `Encoder`.
-
-    Args:
-        engine: of the encoder.
-        reader: of its inputs.
-        output: that it returns.
-        embed_texts: for sentences that images are compared with; `None` without an encoder of
-            texts.
     """
 
     def __init__(

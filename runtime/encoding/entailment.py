@@ -54,15 +54,7 @@ def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
 def entailed(
     rows: Sequence[Row], labels: Sequence[str], *, entailment: int, multi_label: bool
 ) -> list[Classification]:
-    """Score the labels of each text.
-
-    Args:
-        rows: logits of each pair of `pairs_of`, in its order.
-        labels: chosen by the caller.
-        entailment: index of the model's entailment label. As in transformers, contradiction is the
-            first label, or the last one if entailment is first.
-        multi_label: see `Encoder.classify_as`. A single label is always scored this way.
-    """
+    """Score the labels of each text."""
     if not rows:
         return []
     logits_NLC = np.array(rows, np.float64).reshape(-1, len(labels), len(rows[0]))

@@ -70,15 +70,7 @@ def filled(
     *,
     top: int,
 ) -> Filling:
-    """Choose candidates.
-
-    Args:
-        logits_TV: of each token.
-        ids: of the text.
-        places: of its blanks.
-        tokenizer: writes texts.
-        top: maximum number of candidates for a blank.
-    """
+    """Choose candidates."""
     blanks = []
     for place in places:
         scores_V = scores_of(logits_TV[place], "softmax")

@@ -23,13 +23,7 @@ WINDOW_TOKENS, STRIDE = 384, 128
 
 
 class Rows:
-    """Reads inputs and computes their outputs. Threads may share it.
-
-    Args:
-        engine: of the encoder.
-        reader: of its inputs.
-        output: that it returns.
-    """
+    """Reads inputs and computes their outputs. Threads may share it."""
 
     def __init__(self, engine: "Engine", reader: SourceReader, output: Output) -> None:
         self._engine = engine
@@ -40,13 +34,7 @@ class Rows:
         self._sound = source if isinstance(source, WaveSource | ChunkedSource) else None
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
-        """Check one input or several. Images are checked when they are computed.
-
-        Args:
-            inputs: one, or a list.
-            truncate: see `SourceReader.read`.
-            spans: only texts, as ids that know their characters.
-        """
+        """Check one input or several. Images are checked when they are computed."""
         batch = as_list(inputs)
         is_alone = len(batch) == 1
         if self._image is not None:
@@ -62,14 +50,7 @@ class Rows:
         ]
 
     def windows(self, question: str, context: str, *, stride: int | None) -> list[Item]:
-        """Read a question with each part of its context; same errors as `read_windows`.
-
-        Args:
-            question: in front of every part.
-            context: cut into parts that fit.
-            stride: number of tokens that neighbouring parts share; None for the default, or half a
-                window if that is less.
-        """
+        """Read a question with each part of its context; same errors as `read_windows`."""
         most = min(WINDOW_TOKENS, self._reader.max_tokens)
         overlap = min(most // 2, STRIDE) if stride is None else stride
         windows = self._reader.read_windows(question, context, max_tokens=most, stride=overlap)

@@ -77,14 +77,7 @@ def classified(
     labels: Sequence[str],
     aggregation: Aggregation,
 ) -> TokenClassification:
-    """Label the tokens of a text.
-
-    Args:
-        logits_TL: of all tokens, special ones included.
-        ids: of these tokens.
-        labels: names of the logits.
-        aggregation: how tokens become entities.
-    """
+    """Label the tokens of a text."""
     parts = [
         (span, scores_of(logits_L, "softmax"))
         for span, logits_L in zip(ids.spans, logits_TL, strict=True)

@@ -40,9 +40,6 @@ class Adapters:
 
         The last bits of a row may depend on the width of all adapters together, so each identity
         covers all of them.
-
-        Args:
-            bundle: identity of the bundle.
         """
         loaded = "\n".join((bundle, *(adapter.identity for adapter in self.opened)))
         return tuple(
@@ -64,12 +61,7 @@ class Adapters:
 
 
 def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -> Adapters | None:
-    """Open the adapters of a bundle; `None` if there are none.
-
-    Args:
-        paths: folders by name.
-        bundle: that they were made for.
-    """
+    """Open the adapters of a bundle; `None` if there are none."""
     if not isinstance(paths, Mapping):
         raise InputError(
             f"adapters must be a mapping from names to folders (got {shown(paths)}). "

@@ -18,15 +18,7 @@ class Choice:
 def choose_device(
     device: str, offered: Collection[str], obstacle: Callable[[str], str | None]
 ) -> Choice:
-    """Choose the device to run on.
-
-    Args:
-        device: `auto`, `cpu`, `webgpu`, `cuda` or `cuda:N`. `auto` chooses the first device of the
-            bundle that works here.
-        offered: kinds of device that the bundle was made for, the best one first.
-        obstacle: returns why a device does not work here, and `None` if it does; called only if it
-            matters.
-    """
+    """Choose the device to run on."""
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|webgpu|cuda(:\d{1,3})?", device):
         raise DeviceError(
             f"device must be auto, cpu, webgpu, cuda or cuda:N (got {shown(device)})."

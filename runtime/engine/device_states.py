@@ -56,11 +56,6 @@ class Part(NamedTuple):
 class Copier:
     """Copies the states of one bundle within a device, to it and from it.
 
-    Args:
-        states: states of the manifest, without those of sources.
-        memory: kind and index of the device's memory, as onnxruntime names them.
-        open_graph: opens a graph without weights on the device.
-
     Attributes:
         read_bytes: bytes of states copied to the host so far.
         written_bytes: bytes of states copied from the host so far.
@@ -189,16 +184,7 @@ class Copier:
 
 
 class DeviceStates:
-    """States that grow or are replaced, for a number of rows; see `HostStates`.
-
-    Args:
-        copier: of the bundle.
-        states: its states.
-        rows: number of rows.
-        capacity: tokens that each row has room for.
-        reserve_to: ignored: a GPU reserves no address space.
-        window_slots: none: bundles for a GPU have no windows.
-    """
+    """States that grow or are replaced, for a number of rows; see `HostStates`."""
 
     def __init__(
         self,

@@ -246,9 +246,6 @@ class Engine:
             inputs: `input_ids` int64 `(B, T)`, right padded, and `lengths` int32 `(B,)`, each at
                 least 1, with `token_type_ids` int64 `(B, T)` if the graph has them; or `pixels`
                 float32 `(B, channels, height, width)`.
-
-        Returns:
-            Outputs by name, batch first.
         """
         return self._run(ENCODER, inputs)
 

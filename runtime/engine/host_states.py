@@ -25,13 +25,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class HostStates:
     """States that grow or are replaced, for a number of rows.
 
-    Args:
-        states: states of the manifest, without those of sources.
-        rows: number of rows.
-        capacity: tokens that each row has room for.
-        reserve_to: reserve address space for this many tokens per row, where the system has it.
-        window_slots: most tokens per row that states with a window have room for.
-
     Attributes:
         capacity: tokens that each row has room for now, except for windows.
         turn: which of the two buffers of replaced states is read, 0 or 1.
@@ -117,14 +110,7 @@ class HostStates:
     def read(
         self, row: int, start: int, end: int, windowed: slice | None = None
     ) -> tuple[Buffer, ...]:
-        """Return views of some tokens of a row; replaced states are whole.
-
-        Args:
-            row: the row.
-            start: first token.
-            end: after the last token.
-            windowed: slots of states with a window, if they differ.
-        """
+        """Return views of some tokens of a row; replaced states are whole."""
         part = slice(start, end)
         parts = [part] * len(self._states)
         for number in self._windowed:

@@ -104,17 +104,7 @@ def plan_memory(
     is_copied: bool = False,
     device: str = "cpu",
 ) -> MemoryPlan:
-    """Plan the memory of a bundle.
-
-    Args:
-        manifest: the manifest.
-        graphs: graphs by role; those that are opened on demand count only with `is_copied`.
-        context: tokens per row.
-        batch: rows.
-        is_packed: packed weights are mapped too (`ortolan pack`).
-        is_copied: weights are read into memory instead of mapped.
-        device: `cpu`, `webgpu` or `cuda`.
-    """
+    """Plan the memory of a bundle."""
     copies = device == "cpu" and not is_packed
     loaded = [graph for role, graph in graphs.items() if is_copied or role not in ON_DEMAND]
     sizes = {file.name: file.size for file in manifest.files}
@@ -156,15 +146,7 @@ def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) ->
 def check_load(
     bundle: Bundle, *, is_packed: bool, adapter_bytes: int = 0, root: Path = Path("/")
 ) -> None:
-    """Check that a bundle can be loaded on the CPU.
-
-    Args:
-        bundle: the bundle.
-        is_packed: packed weights are mapped too.
-        adapter_bytes: size of the factors of its adapters. Every graph of the decoder has a copy,
-            and kernels make another.
-        root: folder that holds `sys` and `proc`.
-    """
+    """Check that a bundle can be loaded on the CPU."""
     is_copied = bundle.kept is not None
     plan = plan_memory(
         bundle.manifest, bundle.graphs, context=1, is_packed=is_packed, is_copied=is_copied
@@ -221,17 +203,7 @@ class RequestMemory:
         scored_tokens: int = 0,
         root: Path = Path("/"),
     ) -> None:
-        """Check that the states of a request fit into memory.
-
-        Args:
-            tokens: tokens of all rows together, new ones included.
-            rows: rows computed together.
-            source_tokens: tokens of all sources together.
-            held_tokens: how many of `tokens` have their states in memory already.
-            scored_tokens: tokens of the longest prompt whose tokens all get log-probabilities; the
-                logits of one chunk are in memory at a time.
-            root: folder that holds `sys` and `proc`.
-        """
+        """Check that the states of a request fit into memory."""
         if not self._is_on_host:
             return
         needed = (

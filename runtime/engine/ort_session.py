@@ -69,16 +69,7 @@ def open_session(
     device: str = "cpu",
     adapt: Callable[[bytes], bytes] | None = None,
 ) -> OrtSession:
-    """Open the graph with this role, and check the names of its inputs and outputs.
-
-    Args:
-        bundle: holds the graph.
-        role: key of the manifest's `graphs`.
-        threads: threads within one operator.
-        packed: packed weights, if any.
-        device: where it computes.
-        adapt: adds adapters to a graph of a decoder.
-    """
+    """Open the graph with this role, and check the names of its inputs and outputs."""
     graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file may have changed since
     data = bundle.read(graph.file)
@@ -129,47 +120,21 @@ def _is_tiled(manifest: Manifest, role: str) -> bool:
 def open_part(
     bundle: Bundle, graph: bytes, *, threads: int, device: str = "cpu"
 ) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
-    """Open a graph cut from one of the bundle's graphs, and return a function that runs it.
-
-    Args:
-        bundle: holds the weights.
-        graph: serialized ModelProto.
-        threads: threads within one operator.
-        device: where it computes.
-    """
+    """Open a graph cut from one of the bundle's graphs, and return a function that runs it."""
     session = _load("a part of a graph", graph, _options(bundle, threads=threads), device=device)
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
 def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> Path:
-    """Write a graph as onnxruntime runs it, with all weights, packed copies included.
-
-    Args:
-        bundle: holds the graph.
-        graph: the graph to write.
-        folder: where to write it.
-        weights: file name for the weights.
-
-    Returns:
-        The path of the graph.
-    """
+    """Write a graph as onnxruntime runs it, with all weights, packed copies included."""
     options = _options(bundle, threads=1)
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return _save(bundle, graph, folder, options, weights=weights)
 
 
 def save_optimized(bundle: Bundle, graph: Graph, folder: Path) -> Path:
-    """Write a graph as onnxruntime runs it on the CPU, with its weights in a file of their own.
-
-    Args:
-        bundle: holds the graph.
-        graph: the graph to write.
-        folder: where to write it.
-
-    Returns:
-        The path of the graph.
-    """
+    """Write a graph as onnxruntime runs it on the CPU, with its weights in a file of their own."""
     return _save(bundle, graph, folder, _options(bundle, threads=1), weights="weights.bin")
 
 

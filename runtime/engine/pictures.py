@@ -104,10 +104,6 @@ def run_around(ids: Sequence[int], place: int) -> slice:
 class Pictures:
     """The images that prompts hold now, and some that they held before. Threads may share it.
 
-    Args:
-        features: of the bundle.
-        most_bytes: of vectors that are kept for later prompts.
-
     Attributes:
         token: placeholder of a vector.
         are_grids: whether tokens have a time, a row and a column.
@@ -171,12 +167,7 @@ class Pictures:
             return picture
 
     def place(self, ids: Sequence[int], next_position: int = 0) -> Placed:
-        """Split ids of a prompt into placeholders and vectors.
-
-        Args:
-            ids: of consecutive tokens.
-            next_position: of the first of them, if it is not a vector.
-        """
+        """Split ids of a prompt into placeholders and vectors."""
         ids_S = np.array(ids, np.int64)
         rows_S = np.zeros_like(ids_S)
         parts = [np.zeros((1, self._size), np.float32)]

@@ -94,15 +94,6 @@ class PrefixCache:
 
     Calls come from one thread at a time; `counts` and `free_bytes` may be read from any thread.
 
-    Args:
-        engine: computes the states. Blocks of another bundle, onnxruntime or kind of processor are
-            never used.
-        exact: whether blocks are computed by an exact `Runner`; exact blocks and others never mix.
-        most_bytes: size limit in memory.
-        folder: where blocks are kept for later processes, which may share it at any time; created
-            if missing. `None` writes no files.
-        most_file_bytes: size limit of all prefix caches in that folder.
-
     Attributes:
         grid: tokens per block.
     """
@@ -143,10 +134,6 @@ class PrefixCache:
         """Copy the longest prefix cached for a row's adapter into it, empty and large enough.
 
         Writes the states and `slots.lengths[row]`.
-
-        Returns:
-            Tokens in the row now: a multiple of `GRID`, and fewer than `len(ids)`, since the
-            logits after the last token have to be computed.
         """
         keys: list[bytes] = []
         root = self._root(slots, row)
@@ -168,12 +155,6 @@ class PrefixCache:
 
         Call it whenever part of a prompt has completed one block or more. In exact mode these
         tokens must have been computed by exact chunks of prompts, never by decode steps.
-
-        Args:
-            ids: the whole prompt.
-            slots: if it replaces states, `slots.lengths[row] == tokens`.
-            row: holds at least `tokens` tokens.
-            tokens: a multiple of `GRID`.
         """
         keys: list[bytes] = []
         for link in self._chain(ids, tokens // GRID, self._root(slots, row)):
@@ -189,17 +170,7 @@ class PrefixCache:
         self._touch(keys)
 
     def fetch_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Append what a prompt shares with the cached end of its conversation's last prompt.
-
-        Args:
-            conversation: identifies the conversation.
-            ids: the whole prompt.
-            slots: the states.
-            row: filled by `fetch`.
-
-        Returns:
-            Tokens in the row now, fewer than `len(ids)`.
-        """
+        """Append what a prompt shares with the cached end of its conversation's last prompt."""
         held = slots.lengths[row]
         link = self._end(conversation, ids, held, self._root(slots, row))
         block = self._blocks.get(link.key)

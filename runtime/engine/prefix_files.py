@@ -39,10 +39,6 @@ class PrefixFiles:
     """The block files of a folder. Beyond `most_bytes` the least recently used files are removed.
 
     Calls come from one thread at a time.
-
-    Args:
-        folder: created if missing, accessible to its owner only.
-        most_bytes: size limit of all block files in the folder, of any bundle.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:

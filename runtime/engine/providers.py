@@ -106,15 +106,7 @@ def memory_name(device: str) -> tuple[str, int]:
 
 
 def use_device(options: Any, device: str) -> list[Any]:
-    """Make a session with these options compute on a device.
-
-    Args:
-        options: `onnxruntime.SessionOptions`; changed.
-        device: must have no `obstacle`.
-
-    Returns:
-        The providers to pass to the session.
-    """
+    """Make a session with these options compute on a device."""
     kind, cpu = kind_of(device), PROVIDERS["cpu"]
     if kind != "cpu":
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
@@ -129,14 +121,7 @@ def use_device(options: Any, device: str) -> list[Any]:
 
 
 def check_started(session: Any, device: str, counting: Callable[[], Collection[str]]) -> None:
-    """Check that a session computes on its device, by onnxruntime's own record.
-
-    Args:
-        session: to check.
-        device: that it was made for.
-        counting: returns names of nodes that may be anywhere, since they compute no floats, but
-            sizes and positions.
-    """
+    """Check that a session computes on its device, by onnxruntime's own record."""
     kind = kind_of(device)
     if PROVIDERS[kind] not in session.get_providers():
         raise DeviceError(f"device {device!r} did not start. {_REMEDY[kind]}")

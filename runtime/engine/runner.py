@@ -93,16 +93,6 @@ class Runner:
     its logits in place. So anything that moves buffers of the slots has to go through the runner.
     Methods that run the model raise `ForkedError` in a child of `os.fork()`.
 
-    Args:
-        engine: the sessions to run.
-        slots: the states.
-        exact: compute the same for a row, to the bit, whatever the other rows hold and however its
-            prompt is cut.
-        chunk: most new tokens of one call; an even divisor of `GRID` if `exact`. Where cuts change
-            results (`Engine.depends_on_chunks`), exact chunks have `GRID` tokens regardless.
-        call_tokens: most new tokens of a call; by default the context, or `longest_call` on a GPU.
-            A window allows at most its `part`.
-
     Attributes:
         logits_BV: logits of the selected rows, float32; the next step overwrites them.
         hidden_SE: states of the tokens of the last chunk or wide step, float32, if the graphs
@@ -168,13 +158,6 @@ class Runner:
         previous_SE: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens to a row in one call of the graph.
-
-        Args:
-            row: the row to extend.
-            ids: at least one token id, all within the vocabulary, or ids of `Picture`.
-            positions: indices into `ids` whose logits are returned, at least one.
-            logits_RV: array to write the logits to; `None` allocates one.
-            previous_SE: for a head, the state before each token.
 
         Returns:
             The logits, `(R, V)`.
@@ -303,11 +286,7 @@ class Runner:
     def chunks(
         self, row: int, ids: Sequence[int], *, most: int = GRID
     ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Cut tokens into chunks, while the caller appends each to the row.
-
-        Yields:
-            The start of the chunk in `ids`, and the chunk.
-        """
+        """Cut tokens into chunks, while the caller appends each to the row."""
         start = 0
         while start < len(ids):
             end = self.chunk_end(row, ids, start, most=most)
@@ -315,14 +294,7 @@ class Runner:
             start = end
 
     def chunk_end(self, row: int, ids: Sequence[int], start: int, *, most: int = GRID) -> int:
-        """Return where the next chunk of a row ends.
-
-        Args:
-            row: the row.
-            ids: tokens or ids of `Picture`.
-            start: index of the next token in `ids`.
-            most: most tokens of the chunk, unless vectors that see each other are more.
-        """
+        """Return where the next chunk of a row ends."""
         end = min(start + min(most, self.chunk_tokens(row)), len(ids))
         if not self._engine.sees_both_ways:
             return end
@@ -406,10 +378,6 @@ class Runner:
 
         Only without replaced states: the caller rewinds the tokens that it rejects.
 
-        Args:
-            row: the row to extend.
-            tokens: at least one, at most `wide_tokens`.
-
         Returns:
             The logits after each token, `(len(tokens), V)`; the next wide step overwrites them.
         """
@@ -464,11 +432,7 @@ class Runner:
         self._idle = [row for row in range(self._covered) if row not in selected]
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Append a token to each of the selected rows; their logits appear in `logits_BV`.
-
-        Args:
-            tokens: one id per selected row, all within the vocabulary.
-        """
+        """Append a token to each of the selected rows; their logits appear in `logits_BV`."""
         if not self._rows:
             raise ValueError("step: select rows first")
         slots, lengths, ids, last = self.slots, self.slots.lengths, self._set_id, self._set_last

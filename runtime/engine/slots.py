@@ -68,18 +68,6 @@ class Mark:
 class Slots:
     """The states of a number of slots, each with one row per beam.
 
-    Args:
-        states: states of the manifest.
-        count: number of slots.
-        beams: rows per slot; they are adjacent.
-        context_length: maximum tokens per row.
-        identities: fingerprint of the bundle, then of the bundle with each of its adapters;
-            snapshots of others are rejected.
-        reserved: keep growing states in reserved address space, where the system has it. They then
-            never move, and a released slot returns its memory, but each page costs a moment when
-            first written. Otherwise they are in large pages, and keep them.
-        place: creates the states on a device.
-
     Attributes:
         lengths: valid tokens of each row.
         adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
@@ -225,12 +213,7 @@ class Slots:
         self.lengths[row] = length
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy the contents, lengths and adapters of some rows to others, all at once.
-
-        Args:
-            sources: rows to read, before any is written.
-            targets: rows to write, as many.
-        """
+        """Copy the contents, lengths and adapters of some rows to others, all at once."""
         lengths = [self.lengths[row] for row in sources]
         self._held.copy_rows(sources, targets, max(lengths))
         self.adapters[list(targets)] = self.adapters[list(sources)]
@@ -287,12 +270,7 @@ class Slots:
         self._put(snapshot, row, self.lengths[row])
 
     def layout(self, length: int, windowed: int | None = None) -> list[Layout]:
-        """Return the shape and type of each buffer of a snapshot of `length` tokens.
-
-        Args:
-            length: number of tokens.
-            windowed: tokens of states with a window, if there are fewer.
-        """
+        """Return the shape and type of each buffer of a snapshot of `length` tokens."""
         return [
             layout(state, 1, length if state.window is None or windowed is None else windowed)
             for state in self._states
@@ -318,12 +296,7 @@ class Slots:
             raise
 
     def mark(self, new_tokens: int | None = None, *, row: int = 0) -> "Mark":
-        """Copy what a row needs to go back to its present length.
-
-        Args:
-            new_tokens: most tokens that will be appended before; any number by default.
-            row: the row.
-        """
+        """Copy what a row needs to go back to its present length."""
         length, window = self.lengths[row], self.windows.window
         loses = window is not None and (
             new_tokens is None or window.start(length + new_tokens) > window.needed(length)

@@ -27,12 +27,7 @@ class Encoded:
 
 
 class Sources:
-    """The sources of a number of slots, as arrays of the host.
-
-    Args:
-        states: `source` states of the manifest.
-        count: number of slots.
-    """
+    """The sources of a number of slots, as arrays of the host."""
 
     def __init__(self, states: "Iterable[State]", count: int) -> None:
         self._states, self._count = tuple(states), count

@@ -84,15 +84,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def write_states(
     path: Path, ids: Sequence[int], states: Snapshot, *, after: str = "", sync: bool = True
 ) -> None:
-    """Write or replace a state file.
-
-    Args:
-        path: the file; its folder must exist.
-        ids: token ids.
-        states: the states computed for them.
-        after: key of what they follow, if they do not start a row.
-        sync: wait until the file is on disk.
-    """
+    """Write or replace a state file."""
     text = _header_text(states, after)
     start = _START.pack(_MAGIC, VERSION, len(text))
     with files.replaced(path, is_private=True, is_synced=sync) as file:
@@ -114,17 +106,7 @@ def file_size(states: Snapshot, *, after: str = "") -> int:
 def read_states(
     path: Path, slots: "Slots", *, after: str = "", row: int = 0
 ) -> tuple[list[int], Snapshot]:
-    """Read a state file.
-
-    Args:
-        path: the file.
-        slots: slots of the same bundle.
-        after: key of what its tokens must follow.
-        row: for which row of the slots.
-
-    Returns:
-        The ids, and the states computed for them.
-    """
+    """Read a state file."""
     if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
         raise _refused(path, "a file", "something else")
     with path.open("rb") as file:

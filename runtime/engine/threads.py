@@ -52,9 +52,6 @@ def physical_cores(root: Path = Path("/")) -> int:
     """Count the physical cores that this process may use, at least 1.
 
     Outside Linux, count the logical cores.
-
-    Args:
-        root: folder that holds `sys` and `proc`.
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1

@@ -77,10 +77,6 @@ class Window:
 class WindowedRows:
     """Where the tokens of each row begin, in states with a window.
 
-    Args:
-        window: of the model; `None` if rows never move.
-        rows: number of rows.
-
     Attributes:
         starts: tokens of each row before its first slot, int32; graphs are bound to it.
     """
@@ -151,13 +147,7 @@ class WindowedRows:
 def window_of(
     states: "Iterable[State]", context_length: int, *, together: int = 1
 ) -> Window | None:
-    """Return the window of a model; `None` if it has none that is worth moving rows for.
-
-    Args:
-        states: of the model.
-        context_length: most tokens of a row.
-        together: tokens that one call must take, as vectors that see each other.
-    """
+    """Return the window of a model; `None` if it has none that is worth moving rows for."""
     windowed = [state for state in states if state.window is not None]
     if not windowed:
         return None

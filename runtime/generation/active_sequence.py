@@ -73,12 +73,7 @@ class ActiveSequence(ABC):
         self.prompt_logprobs = []
 
     def score_prompt(self, start: int, logits_SV: NDArray[np.float32]) -> None:
-        """Note the log-probabilities of the prompt's tokens after `start`.
-
-        Args:
-            start: position of the first token of a chunk.
-            logits_SV: logits after each token of the chunk.
-        """
+        """Note the log-probabilities of the prompt's tokens after `start`."""
         count, following = self.request.prompt_logprobs or 0, self.request.prompt[start + 1 :]
         self.prompt_logprobs += [
             token_logprobs(logits_V, token, count)

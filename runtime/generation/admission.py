@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Lets sequences into slots and out of them.
-
-    Args:
-        runner: of the slots.
-        scheduler: of the sequences, as many as there are slots.
-        memory: keeps sequences waiting until their tokens fit; `None` never checks.
-    """
+    """Lets sequences into slots and out of them."""
 
     def __init__(
         self,

@@ -89,11 +89,6 @@ class _Candidate(NamedTuple):
 class BeamSearch:
     """The search for one source.
 
-    Args:
-        settings: of the search.
-        eos: ids that end a sequence.
-        max_tokens: maximum number of new tokens.
-
     Attributes:
         length: number of tokens of each beam.
         tokens: newest id of each beam, which the model reads next.

@@ -11,13 +11,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
 class BeamSequence(ActiveSequence):
-    """One request and the search for its best sequences.
-
-    Args:
-        request: to generate. Its sampling options and stop texts do not apply.
-        settings: of the search.
-        tokenizer: `None` leaves the text empty.
-    """
+    """One request and the search for its best sequences."""
 
     def __init__(self, request: Request, settings: Beams, *, tokenizer: Tokenizer | None) -> None:
         super().__init__(request)

@@ -192,13 +192,7 @@ class HeadDrafter:
         self._tokens += tokens
 
     def observe(self, start: int, states_SE: NDArray[np.float32], runner: "Runner") -> None:
-        """Append states of the model.
-
-        Args:
-            start: position of the first token; it follows the last one of the call before.
-            states_SE: of the tokens from there on.
-            runner: of the model.
-        """
+        """Append states of the model."""
         if self._runner is None:
             self._runner, self._paired = runner.head(), start
         self._states.append(states_SE.copy())

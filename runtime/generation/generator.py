@@ -54,21 +54,7 @@ _Row = tuple[int, ActiveSequence, NDArray[np.float32]]
 
 
 class Generator:
-    """Sequences that share slots. One thread at a time may use it.
-
-    Args:
-        engine: runs the model.
-        slots: maximum number of sequences that are computed together; the others wait.
-        beams: rows per sequence.
-        encode: encodes sources, for an encoder-decoder.
-        exact: make sequences bit-identical regardless of the others; see `Runner`.
-        chunk: maximum number of prompt tokens per call; see `Runner`.
-        prefill_first: see `Scheduler`.
-        reserved: see `Slots`.
-        memory: see `Admission`.
-        prefixes: prefix cache, for decoders only.
-        last_prompt: slots to generate in, whose first row holds the beginning of the prompt.
-    """
+    """Sequences that share slots. One thread at a time may use it."""
 
     def __init__(
         self,

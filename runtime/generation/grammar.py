@@ -239,10 +239,6 @@ class GrammarCompiler:
     """Makes matchers for one model. Threads may share it.
 
     The first grammar loads the vocabulary, which needs 100 MB for 128,000 tokens.
-
-    Args:
-        manifest: of the bundle.
-        tokenizer: of the bundle.
     """
 
     def __init__(self, manifest: Manifest, tokenizer: Tokenizer) -> None:

@@ -35,9 +35,6 @@ class LastPrompt:
 
     One sequence at a time continues from it, in the first row of an exact `Generator`.
 
-    Args:
-        engine: computes the prompts.
-
     Attributes:
         slots: the states. A released slot keeps its memory.
         grid: prompts continue from multiples of this many tokens: 1 if the chunks of a prompt do

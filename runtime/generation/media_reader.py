@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 class MediaReader:
-    """Computes the vectors of images or sounds, or finds those of an earlier prompt.
-
-    Args:
-        encoder: of the images or sounds.
-        features: of the decoder that reads them.
-        pictures: vectors that are kept.
-    """
+    """Computes the vectors of images or sounds, or finds those of an earlier prompt."""
 
     def __init__(self, encoder: "Encoder", features: Features, pictures: Pictures) -> None:
         self._encoder = encoder
@@ -32,12 +26,7 @@ class MediaReader:
         self._pictures = pictures
 
     def read(self, medium: Medium, tokenizer: Tokenizer | None) -> Seen:
-        """Return an image or a sound as ids of a prompt.
-
-        Args:
-            medium: of the kind that the encoder reads.
-            tokenizer: encodes texts around tiles.
-        """
+        """Return an image or a sound as ids of a prompt."""
         tiles = self._features.tiles
         if medium.kind == "sounds":
             return self._sound(medium.value, medium.rate)

@@ -31,11 +31,7 @@ class ObjectKeys(NamedTuple):
     is_escaped: bool = False
 
     def follow(self, text: bytes) -> "ObjectKeys | None":
-        """The position after more text; `None` if an object gets a duplicate key.
-
-        Args:
-            text: continues the text so far to a prefix of valid JSON.
-        """
+        """The position after more text; `None` if an object gets a duplicate key."""
         levels, is_key, string, is_escaped = self
         for byte in text:
             if string is not None:

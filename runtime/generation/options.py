@@ -103,15 +103,7 @@ def checked_options(
     recommended: Callable[[], Sampling] = Sampling,
     adapters: Sequence[str] = (),
 ) -> Request:
-    """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0.
-
-    Args:
-        options: from the caller.
-        manifest: of the bundle.
-        tokenizer: of the bundle, if it has one.
-        recommended: returns the sampling that the model recommends.
-        adapters: names of the loaded adapters.
-    """
+    """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0."""
     refuse_unknown("options", options, Options.__optional_keys__)
     prompt_logprobs = _logprobs(options, "prompt_logprobs")
     stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
@@ -150,12 +142,7 @@ def checked_options(
 
 
 def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
-    """Return the number of an adapter, counted from 1; 0 for `None`.
-
-    Args:
-        name: from the caller.
-        adapters: names of the loaded adapters.
-    """
+    """Return the number of an adapter, counted from 1; 0 for `None`."""
     if name is None:
         return 0
     if isinstance(name, str) and name in adapters:

@@ -146,17 +146,7 @@ def check_memory(
     rows: int | None = None,
     held_tokens: int = 0,
 ) -> None:
-    """Reject requests whose states cannot fit into memory together.
-
-    Args:
-        memory: of the bundle.
-        requests: computed at the same time.
-        whole: count every request to its limit. Otherwise a request without `max_new_tokens`
-            counts with one new token, since most sequences end long before the context does.
-        beams: rows of each request.
-        rows: rows of all requests; `None` for `beams` of each.
-        held_tokens: tokens whose states are in memory already, and count as free.
-    """
+    """Reject requests whose states cannot fit into memory together."""
     tokens = beams * sum(
         len(request.prompt) + (request.limit if whole or request.is_bounded else 1)
         for request in requests

@@ -55,14 +55,8 @@ class Seen(NamedTuple):
 class RequestReader:
     """Checks requests to a decoder or an encoder-decoder. Threads may share it.
 
-        (request,) = reader.prompts(["def main("], {"max_new_tokens": 8})
-        sequence = reader.sequence(request)
-
-    Args:
-        bundle: with a decoder.
-        tokenizer: reads and writes text; `None` for ids only.
-        adapters: names of the loaded adapters.
-        media: computes the vectors of images or sounds; `None` if the model reads text alone.
+    (request,) = reader.prompts(["def main("], {"max_new_tokens": 8})
+    sequence = reader.sequence(request)
     """
 
     def __init__(
@@ -89,13 +83,7 @@ class RequestReader:
     def prompts(
         self, prompts: Sequence[Prompt], options: Options, *, draft: Draft | None = None
     ) -> list[Request]:
-        """Check prompts and their options.
-
-        Args:
-            prompts: any number. An empty one stands for the BOS token.
-            options: of every prompt; seeds count up.
-            draft: of every prompt.
-        """
+        """Check prompts and their options."""
         if draft is not None:
             check_draft(draft, self._manifest)
         template = replace(self._template(options), draft=draft)
@@ -125,14 +113,7 @@ class RequestReader:
         start: int,
         first: str | int | None = None,
     ) -> list[Request]:
-        """Check sources of an encoder-decoder and their options.
-
-        Args:
-            sources: any number, read already.
-            options: of every source; seeds count up.
-            start: id that every sequence begins with.
-            first: forced first new token, text or id; `None` for the checkpoint's.
-        """
+        """Check sources of an encoder-decoder and their options."""
         template = self._template(options)
         if template.prompt_logprobs is not None:
             raise InputError(
@@ -152,12 +133,7 @@ class RequestReader:
         ]
 
     def sequence(self, request: Request, *, streams: bool = False) -> SampledSequence:
-        """Make the sequence of a request, ready for a generator.
-
-        Args:
-            request: from `prompts` or `sources`.
-            streams: whether text is taken piece by piece while it grows.
-        """
+        """Make the sequence of a request, ready for a generator."""
         matcher = None
         if request.grammar is not None and self._grammars is not None:
             matcher = self._grammars.matcher(request.grammar)

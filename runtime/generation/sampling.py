@@ -35,13 +35,7 @@ _NO_IDS, _NO_BIAS = np.empty(0, np.intp), np.empty(0, np.float32)
 
 
 class Sampler:
-    """Chooses the tokens of one sequence, and keeps the state of its penalties and seed.
-
-    Args:
-        sampling: the options.
-        vocab_size: ids are in `[0, vocab_size)`.
-        prompt: ids before the first new one, for the repetition penalty.
-    """
+    """Chooses the tokens of one sequence, and keeps the state of its penalties and seed."""
 
     def __init__(self, sampling: Sampling, vocab_size: int, *, prompt: Iterable[int] = ()) -> None:
         self._sampling = sampling

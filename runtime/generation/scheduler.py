@@ -27,12 +27,6 @@ S = TypeVar("S")
 class Scheduler(Generic[S]):
     """Sequences by what they do next; each is in one place.
 
-    Args:
-        slots: maximum number of sequences that are computed together.
-        prefill_first: prefill all prompts before the next decode step, which ends a batch soonest.
-            Otherwise prefill chunks and decode steps alternate, so that running sequences never
-            wait longer than one chunk.
-
     Attributes:
         waiting: by priority, then by arrival.
         prefilling: by slot.
@@ -123,11 +117,7 @@ class Scheduler(Generic[S]):
         return slot
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move running sequences down into free slots if a decode step has too many gaps.
-
-        Returns:
-            Moves in order, each from a slot to a lower one.
-        """
+        """Move running sequences down into free slots if a decode step has too many gaps."""
         if self.waiting or not self.running or len(self.running) > FULL * (1 + max(self.running)):
             return []
         moves = []

@@ -29,12 +29,6 @@ class Speculation:
     Every call has at least two tokens, with or without a draft. So it uses the kernels of a
     prefill, whose rows do not depend on each other, and the sequence is the same whichever guesses
     were right.
-
-    Args:
-        draft: source of guesses.
-        sequence: with its first new token.
-        runner: an exact one.
-        drafter: has begun with the prompt; `None` to begin now.
     """
 
     def __init__(

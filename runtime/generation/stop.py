@@ -12,11 +12,7 @@ from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
 
 class StopMatcher:
-    """Matches stop texts. The work per piece does not depend on the length of the stop texts.
-
-    Args:
-        texts: stop texts; may be empty.
-    """
+    """Matches stop texts. The work per piece does not depend on the length of the stop texts."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._searches = [_Search(text) for text in checked_stop(texts)]
@@ -24,12 +20,7 @@ class StopMatcher:
         self._stopped = False
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Match the next piece.
-
-        Returns:
-            Text that can be shown now, and whether a stop text was found. The stop text and
-            everything after it are never shown.
-        """
+        """Match the next piece."""
         if self._stopped or not self._searches:
             return ("", True) if self._stopped else (piece, False)
         text = self._held + piece

@@ -50,11 +50,7 @@ class JoinedFactors(NamedTuple):
 
 
 def adaptable_weights(data: bytes) -> dict[str, tuple[int, int]]:
-    """Return the shape `(N, K)` of every weight whose products can be adapted, by name.
-
-    Args:
-        data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
-    """
+    """Return the shape `(N, K)` of every weight whose products can be adapted, by name."""
     return {
         _weight_name(product): (product.outputs, product.inputs)
         for _, product in placed_products(parse_model(data))

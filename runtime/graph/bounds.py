@@ -90,12 +90,7 @@ class _Size(NamedTuple):
 
 
 def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
-    """Check the bounds above.
-
-    Args:
-        graph: a `Graph` message.
-        nodes: its nodes.
-    """
+    """Check the bounds above."""
     _check_readers(nodes)
     _check_joins(nodes)
     numbers = _short_constants(graph, nodes)

@@ -71,11 +71,7 @@ class Product:
 
 
 def products(data: bytes) -> Iterator[Product]:
-    """Yield the products of a graph, one per weight and operator.
-
-    Args:
-        data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
-    """
+    """Yield the products of a graph, one per weight and operator."""
     seen = set()
     for _, product in placed_products(parse_model(data)):
         if (product.weight, product.operator) not in seen:
@@ -84,11 +80,7 @@ def products(data: bytes) -> Iterator[Product]:
 
 
 def placed_products(model: Any) -> Iterator[tuple[Any, Product]]:
-    """Yield every node that is a product, with its description.
-
-    Args:
-        model: a parsed ModelProto.
-    """
+    """Yield every node that is a product, with its description."""
     outside = {
         tensor.name: tensor
         for tensor in model.graph.initializer

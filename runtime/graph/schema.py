@@ -123,11 +123,7 @@ def text(data: bytes) -> str:
 
 
 def parse_model(data: bytes) -> Any:
-    """Parse a ModelProto, after bounding the cost of parsing it.
-
-    Returns:
-        A message with the fields of `Model` above.
-    """
+    """Parse a ModelProto, after bounding the cost of parsing it."""
     _check_field_count(data)
     return _parse("Model", data)
 

@@ -26,13 +26,7 @@ class Node(NamedTuple):
 def write_model(
     nodes: Sequence[Node], *, inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> bytes:
-    """Return a serialized ModelProto.
-
-    Args:
-        nodes: in the order of their computation.
-        inputs: element types by name; shapes are free.
-        outputs: the same.
-    """
+    """Return a serialized ModelProto."""
     model = message_of("Model")
     model.ir_version = IR_VERSION
     model.opset_import.add(domain=b"", version=OPSET)

@@ -45,12 +45,7 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 
 
 def dtype_of(name: str, number: int) -> tuple[str, int]:
-    """Return the name and bits of an element type.
-
-    Args:
-        name: name of the value, for errors.
-        number: element type, as ONNX numbers them.
-    """
+    """Return the name and bits of an element type."""
     if number not in _DTYPES:
         raise RefusedError(f"numbers as elements of {name!r}", f"element type {number}")
     return _DTYPES[number]

@@ -48,11 +48,6 @@ def read_chunks(
     A sound up to one chunk is padded with silence. A longer one has a single spectrogram, whose
     last chunk is padded with zeros.
 
-    Args:
-        sound: as for `read_samples`.
-        source: what the encoder needs.
-        rate: as for `read_samples`.
-
     Returns:
         float32 `(K, bins, frames)`.
     """
@@ -70,11 +65,6 @@ def read_parts(
     sound: Sound, source: ChunkedSource, *, rate: int | None = None
 ) -> list[NDArray[np.float32]]:
     """Read a sound as the parts of its spectrogram that an encoder reads one by one.
-
-    Args:
-        sound: as for `read_samples`.
-        source: what the encoder needs.
-        rate: as for `read_samples`.
 
     Returns:
         float32 `(bins, F)` each, of at most `source.frames` frames.
@@ -101,10 +91,6 @@ def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.fl
     """Return samples as the encoder reads them: `(x - mean) / sqrt(variance + 1e-7)`, or unchanged.
 
     Source: Wav2Vec2FeatureExtractor of transformers.
-
-    Args:
-        samples_N: at the rate of the encoder.
-        source: what the encoder needs.
     """
     if len(samples_N) < source.window:
         raise InputError(
@@ -185,10 +171,6 @@ def log_mel(
 
     Values are `max(log10(power), loudest - 8) / 4 + 1`, where `loudest` is the largest of the
     sound (Radford et al. 2023, "Robust Speech Recognition via Large-Scale Weak Supervision").
-
-    Args:
-        samples_N: at the rate of the encoder, at least `hop`.
-        source: what the encoder needs.
     """
     side = source.window // 2
     padded = np.pad(samples_N, side, mode="reflect")

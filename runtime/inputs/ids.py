@@ -19,15 +19,7 @@ TokenIds = Iterable[int] | NDArray[np.integer[Any]]
 def checked_ids(
     ids: TokenIds, *, vocab_size: int, what: str, fewest: int = 0, most: int | None = None
 ) -> list[int]:
-    """Return token ids as plain integers.
-
-    Args:
-        ids: one sequence.
-        vocab_size: exclusive upper bound of an id.
-        what: name of the argument in errors.
-        fewest: minimum number of ids, 0 or 1.
-        most: maximum number of ids.
-    """
+    """Return token ids as plain integers."""
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise InputError(

@@ -39,12 +39,7 @@ class FlatPatches(NamedTuple):
 
 
 def read_whole(image: Any, source: PatchSource) -> Array:
-    """Read an image and resize it to whole squares of patches, `(C, H, W)`.
-
-    Args:
-        image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
-        source: of the encoder.
-    """
+    """Read an image and resize it to whole squares of patches, `(C, H, W)`."""
     values_HWC = read_values(image, source)
     height, width = fitted_size(values_HWC.shape[:2], source)
     return normalized(resized(values_HWC, height, width, source), source)

@@ -69,10 +69,6 @@ def open_blocks(sound: Any) -> Blocks:
 
     Args:
         sound: a path, or the bytes of a file.
-
-    Returns:
-        Its rate and blocks. Decoding a block raises InputError if the file is damaged, cut off or
-        longer than stated.
     """
     data, name = _contents(sound)
     try:

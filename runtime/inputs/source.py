@@ -52,12 +52,7 @@ _MEDIA: Mapping[type, str] = {ImageSource: PIXELS, AudioSource: MEL, WaveSource:
 
 
 class TypedIds(list[int]):
-    """Token ids of a pair of texts, for an encoder that reads the type of each token.
-
-    Args:
-        ids: of both texts.
-        types: one per id, from 0.
-    """
+    """Token ids of a pair of texts, for an encoder that reads the type of each token."""
 
     def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
         super().__init__(ids)
@@ -65,13 +60,7 @@ class TypedIds(list[int]):
 
 
 class SpannedIds(list[int]):
-    """Token ids of a text, with the characters of each token.
-
-    Args:
-        text: that they encode.
-        ids: with special tokens.
-        spans: one per id; None for special tokens around the text.
-    """
+    """Token ids of a text, with the characters of each token."""
 
     def __init__(self, text: str, ids: Sequence[int], spans: Sequence[TokenSpan | None]) -> None:
         super().__init__(ids)
@@ -80,11 +69,7 @@ class SpannedIds(list[int]):
 
 
 class WindowIds(TypedIds):
-    """Token ids of a question and of a part of its context.
-
-    Args:
-        window: with the words of the context.
-    """
+    """Token ids of a question and of a part of its context."""
 
     def __init__(self, window: PairWindow) -> None:
         super().__init__(window.ids, window.types)
@@ -93,10 +78,6 @@ class WindowIds(TypedIds):
 
 class SourceReader:
     """Reads inputs for the encoder of a bundle. Threads may share it.
-
-    Args:
-        manifest: of the bundle.
-        tokenizer: `None` if the encoder reads no texts.
 
     Attributes:
         max_tokens: maximum number of tokens of a text.
@@ -118,14 +99,7 @@ class SourceReader:
                 self.max_tokens = manifest.context_length
 
     def read(self, value: Any, *, truncate: bool = False) -> Source:
-        """Return one input as token ids, pixels, a spectrogram or a wave.
-
-        Args:
-            value: a text, a tuple of two texts, token ids, an image or a sound. Special tokens are
-                added around texts only.
-            truncate: cut a text that is too long at its end, before the special tokens. Of two
-                texts the longer one is cut first.
-        """
+        """Return one input as token ids, pixels, a spectrogram or a wave."""
         truncate = self.checked_truncate(truncate)
         source = self._manifest.source
         if isinstance(source, ImageSource):
@@ -167,14 +141,7 @@ class SourceReader:
     def read_windows(
         self, question: str, context: str, *, max_tokens: int, stride: int
     ) -> list[WindowIds]:
-        """Return a question with each part of its context.
-
-        Args:
-            question: in front of every part.
-            context: cut into parts that fit.
-            max_tokens: maximum length of a window.
-            stride: number of tokens that neighbouring parts share.
-        """
+        """Return a question with each part of its context."""
         if self._tokenizer is None:
             raise no_tokenizer("question and context")
         windows = self._tokenizer.pair_windows(

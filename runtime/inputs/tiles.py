@@ -40,13 +40,7 @@ class Cut(NamedTuple):
 
 
 def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
-    """Read an image, resize it and cut it into tiles.
-
-    Args:
-        image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
-        source: size, channels and normalization of the encoder.
-        tiles: how to cut.
-    """
+    """Read an image, resize it and cut it into tiles."""
     high, wide = source.height, source.width
     values_HWC: Values = read_values(image, source)
     if isinstance(tiles.grid, LongestSide):
@@ -63,14 +57,7 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
 
 
 def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bool) -> Cut:
-    """Read an image and cut it into tiles if it is too large for an encoder that keeps proportions.
-
-    Args:
-        image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
-        source: of the encoder.
-        grid: which images to cut, and how.
-        split: whether any image is cut.
-    """
+    """Cut an image into tiles if it is too large for an encoder that keeps proportions."""
     values_HWC = read_values(image, source)
     size, side = values_HWC.shape[:2], grid.tile
     whole = normalized(resized(values_HWC, *fitted_size(size, source), source), source)

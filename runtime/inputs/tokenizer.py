@@ -552,16 +552,7 @@ def read_ids(
     fewest: int = 0,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Return the ids of a text, or checked ids.
-
-    Args:
-        prompt: a text or ids.
-        tokenizer: reads the text.
-        vocab_size: see `checked_ids`.
-        what: see `checked_ids`.
-        fewest: see `checked_ids`.
-        max_tokens: see `Tokenizer.check_length`; `None` for no limit.
-    """
+    """Return the ids of a text, or checked ids."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise no_tokenizer(what)

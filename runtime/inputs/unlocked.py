@@ -19,11 +19,7 @@ LONG = 1024
 
 
 class Unlocked:
-    """A tokenizer of the library that frees the interpreter's lock while it works on long texts.
-
-    Args:
-        library: has all other methods.
-    """
+    """A tokenizer of the library that frees the interpreter's lock while it works on long texts."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
@@ -87,12 +83,7 @@ _SHRINKS: dict[str, float] = {
 
 
 def token_size(library: tokenizers.Tokenizer, components: Iterable[dict[str, Any]]) -> TokenSize:
-    """Return how much of a text one token of a tokenizer stands for.
-
-    Args:
-        library: the tokenizer.
-        components: of its normalizer and pre-tokenizer.
-    """
+    """Return how much of a text one token of a tokenizer stands for."""
     components, model = list(components), library.model
     vocabulary = library.get_vocab(with_added_tokens=True)
     most = math.prod(map(_shrinks, components), start=float(max(map(len, vocabulary), default=1)))

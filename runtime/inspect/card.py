@@ -52,16 +52,7 @@ def model_card(
     license_id: str | None = None,
     repository: str | None = None,
 ) -> str:
-    """Markdown with YAML metadata, for a repository with a folder per bundle.
-
-    Args:
-        bundles: of one checkpoint.
-        folders: of the bundles in the repository, "" for the repository itself. By default they
-            have the names that they have here.
-        base_model: repository of the checkpoint; by default the one that it was fetched from.
-        license_id: identifier of its license, such as `apache-2.0`.
-        repository: name of the repository that gets the card.
-    """
+    """Markdown with YAML metadata, for a repository with a folder per bundle."""
     if folders is None:
         folders = [bundle.path.resolve().name for bundle in bundles]
     first = bundles[0].manifest

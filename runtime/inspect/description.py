@@ -101,14 +101,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 def describe(
     bundle: Bundle, *, context: int | None = None, batch: int = 1, device: str | None = None
 ) -> Description:
-    """Describe a bundle.
-
-    Args:
-        bundle: opened and checked.
-        context: tokens to plan memory for; the whole context by default.
-        batch: rows to plan memory for.
-        device: `cpu`, `webgpu` or `cuda` to plan memory for; by default the bundle's.
-    """
+    """Describe a bundle."""
     manifest = bundle.manifest
     length = manifest.context_length if context is None else context
     files = {file.name: file.size for file in manifest.files}

@@ -98,12 +98,7 @@ class _Types:
 
 
 def required_operators(bundle: Bundle, scratch: Path) -> Operators:
-    """Return the operators of all graphs, as exported and as onnxruntime runs them on the CPU.
-
-    Args:
-        bundle: opened and checked.
-        scratch: an empty folder with free space for the weights.
-    """
+    """Return the operators of all graphs, as exported and as onnxruntime runs them on the CPU."""
     versions: dict[tuple[str, int], set[str]] = defaultdict(set)
     types: dict[str, _Types] = defaultdict(_Types)  # of all versions: the last entry in a file wins
     for role, graph in bundle.manifest.graphs.items():

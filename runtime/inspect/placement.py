@@ -85,12 +85,7 @@ def placement(bundle: Bundle, device: str) -> Placement:
 
 
 def place(graphs: Mapping[str, bytes], device: str) -> Placement:
-    """Place the nodes of graphs on a device.
-
-    Args:
-        graphs: contents of ONNX files by role.
-        device: `cpu` or `cuda`.
-    """
+    """Place the nodes of graphs on a device."""
     if device not in Kernels._fields:
         raise DeviceError(f"device must be cpu or cuda (got {device!r}).")
     placed = shapes = 0

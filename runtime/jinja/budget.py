@@ -38,12 +38,7 @@ _DATA: tuple[type[Any], ...] = (*_SCALARS, dict, *_LISTS)
 
 
 class Budget:
-    """Remaining steps and characters. Operations pay before they do something large.
-
-    Args:
-        values: number of input values, nested ones included.
-        characters: of all their strings.
-    """
+    """Remaining steps and characters. Operations pay before they do something large."""
 
     __slots__ = ("_characters", "_steps")
 

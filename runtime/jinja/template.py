@@ -39,9 +39,6 @@ class Template:
     Attributes:
         source: text of the template.
         names: variables that it reads.
-
-    Args:
-        source: text of the template.
     """
 
     def __init__(self, source: str) -> None:
@@ -51,13 +48,7 @@ class Template:
     def render(
         self, values: Mapping[str, Any], *, functions: Mapping[str, Any], now: datetime
     ) -> str:
-        """Return the output of the template.
-
-        Args:
-            values: plain data by name; stays unchanged.
-            functions: callables in addition to `range`, `namespace`, `dict` and `strftime_now`.
-            now: the time for `strftime_now`.
-        """
+        """Return the output of the template."""
         count, characters = count_values(dict(values))
         budget = Budget(values=count, characters=characters)
         standard = {"dict": _dict, "namespace": namespace, "range": safe_range}

@@ -76,14 +76,7 @@ def collapse(pages: Iterable[int]) -> None:
 
 
 def collapse_later(before: set[int]) -> threading.Thread | None:
-    """Collapse the pages that came into use since `before`, in a thread of lowest priority.
-
-    Args:
-        before: earlier result of `pages_in_use`.
-
-    Returns:
-        The thread, or `None` if there is nothing to do.
-    """
+    """Collapse the pages that came into use since `before`, in a thread of lowest priority."""
     if sys.platform != "linux" or huge_page_mode() not in ("always", "madvise"):
         return None
     new = pages_in_use() - before

@@ -12,13 +12,7 @@ from typing import IO
 def python_process(
     *arguments: str, stderr: int | IO[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a Python that imports from the same places as this one. Kill it on the way out.
-
-    Args:
-        arguments: the command line after `python`.
-        stderr: as for `subprocess.Popen`. Standard output is a pipe; standard input is empty.
-        environment: variables to add.
-    """
+    """Start a Python that imports from the same places as this one. Kill it on the way out."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     with subprocess.Popen(
         # -P: never import from the working directory; a frozen program would not know the option

@@ -189,16 +189,7 @@ def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:
 def _copy_packed(
     file: str, saved: Path, blob: _Blob
 ) -> tuple[tuple[PackedWeight, ...], dict[str, int]]:
-    """Copy the packed weights of one graph.
-
-    Args:
-        file: name of the graph, for errors.
-        saved: the graph as onnxruntime saved it.
-        blob: where to copy them.
-
-    Returns:
-        The packed weights, and the length of every weight in the saved graph.
-    """
+    """Copy the packed weights of one graph."""
     weights: dict[str, PackedWeight] = {}
     lengths: dict[str, int] = {}
     try:

@@ -37,9 +37,6 @@ class _Waiting:
 class EncoderQueue:
     """Calls that are computed together. One thread at a time may use it.
 
-    Args:
-        rows: computes batches.
-
     Attributes:
         batches: number of calls of the graph.
     """

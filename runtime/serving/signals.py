@@ -18,11 +18,7 @@ Woken = dict[AbstractEventLoop, list["Future[None]"]]
 
 
 class Signal:
-    """Wakes threads and tasks.
-
-    Args:
-        lock: of the service.
-    """
+    """Wakes threads and tasks."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock

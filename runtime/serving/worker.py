@@ -67,14 +67,6 @@ Command = Callable[[Rounds], bool | None]
 class Worker:
     """Runs rounds in its own thread. Any thread may call its methods.
 
-    Args:
-        rounds: from now on used by the worker thread only.
-        engine: that computes them.
-        slots: number of requests that are computed together.
-        queue: maximum number of waiting requests.
-        counts: counts requests.
-        at_end: called when the thread ends.
-
     Attributes:
         lock: guards the state of the worker and of its tickets.
     """

@@ -75,13 +75,7 @@ class _Run:
 
 
 class CtcTranscriber:
-    """Transcribes with the encoder of a bundle.
-
-    Args:
-        manifest: of the bundle.
-        compute: runs the encoder.
-        options: see `CtcOptions`.
-    """
+    """Transcribes with the encoder of a bundle."""
 
     def __init__(self, manifest: Manifest, compute: Compute, *, options: CtcOptions) -> None:
         source, output = manifest.source, manifest.output
@@ -176,10 +170,6 @@ def windows(samples: int, source: WaveSource) -> Iterator[Window]:
 
     A sound that fits is one window. Others are cut as transformers' pipeline does with a
     `chunk_length_s` of the encoder's `seconds`.
-
-    Args:
-        samples: of the sound.
-        source: what the encoder reads.
     """
     longest, side = source.vectors, source.vectors // SIDES
     if samples <= source.samples:

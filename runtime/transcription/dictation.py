@@ -56,12 +56,7 @@ class DictationOptions(TypedDict, total=False):
 
 
 def dictation_of(manifest: Manifest, encoder: "Encoder | None") -> tuple[ChunkedSource, Dictation]:
-    """Return what a chat model hears, and how it writes it down.
-
-    Args:
-        manifest: of the model.
-        encoder: of the sounds that it reads.
-    """
+    """Return what a chat model hears, and how it writes it down."""
     source = None if encoder is None else encoder.manifest.source
     if not isinstance(manifest.dictation, Dictation) or not isinstance(source, ChunkedSource):
         raise wrong_kind(
@@ -77,15 +72,7 @@ def dictate(
     answer: Answer,
     options: DictationOptions,
 ) -> Transcript:
-    """Transcribe a whole sound; see `Decoder.transcribe`.
-
-    Args:
-        sound: as for `ortolan.runtime.inputs.audio.read_samples`.
-        source: of the encoder.
-        dictation: how the model writes.
-        answer: asks the model.
-        options: see `DictationOptions`.
-    """
+    """Transcribe a whole sound; see `Decoder.transcribe`."""
     refuse_unknown("transcribe", options, DictationOptions.__optional_keys__)
     language, is_cancelled = options.get("language"), cancel_function(options.get("cancel"))
     start = None if language is None else _start(language, dictation)

@@ -16,14 +16,7 @@ FRAMES_PER_SECOND = 100
 
 
 def quiet_cut(samples_N: NDArray[np.float32], *, rate: int, longest: int, shortest: int = 0) -> int:
-    """Return the number of samples of the first part of a sound; all of it if it fits.
-
-    Args:
-        samples_N: that are left.
-        rate: samples per second.
-        longest: most samples of a part.
-        shortest: fewest samples that are left after a part, less than an eighth of `longest`.
-    """
+    """Return the number of samples of the first part of a sound; all of it if it fits."""
     if len(samples_N) <= longest:
         return len(samples_N)
     frame = max(1, rate // FRAMES_PER_SECOND)

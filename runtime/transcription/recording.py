@@ -73,14 +73,7 @@ def whole_windows(
     context_length: int,
     tokens_per_second: float = TOKENS_PER_SECOND,
 ) -> Windows:
-    """Return the windows of a whole sound.
-
-    Args:
-        samples_N: at the rate of the encoder.
-        source: what the encoder reads.
-        context_length: most tokens of the decoder.
-        tokens_per_second: of a wave, at most.
-    """
+    """Return the windows of a whole sound."""
     if isinstance(source, AudioSource):
         return Recording(samples_N, source)
     parts = WaveParts(source, context_length, tokens_per_second)
@@ -101,12 +94,7 @@ def live_windows(
 
 
 class Recording:
-    """A whole sound. Its loudest part sets the scale of all windows, as in training.
-
-    Args:
-        samples_N: at the rate of the encoder.
-        source: what the encoder reads.
-    """
+    """A whole sound. Its loudest part sets the scale of all windows, as in training."""
 
     def __init__(self, samples_N: NDArray[np.float32], source: AudioSource) -> None:
         self._source = source
@@ -143,11 +131,7 @@ class Recording:
 
 
 class LiveRecording:
-    """A sound that grows. Each window has its own scale, since what follows is not known.
-
-    Args:
-        source: what the encoder reads.
-    """
+    """A sound that grows. Each window has its own scale, since what follows is not known."""
 
     def __init__(self, source: AudioSource) -> None:
         self._source = source
@@ -195,13 +179,7 @@ class LiveRecording:
 
 
 class WaveParts:
-    """A sound, whole or growing, that is cut where it is quietest.
-
-    Args:
-        source: what the encoder reads.
-        context_length: most tokens of the decoder.
-        tokens_per_second: at most.
-    """
+    """A sound, whole or growing, that is cut where it is quietest."""
 
     def __init__(
         self,

@@ -75,16 +75,7 @@ class Span:
 
 
 def spans(tokens: Sequence[int], *, first_timestamp: int, length: int) -> tuple[list[Span], int]:
-    """Split the text of a window at its pairs of times.
-
-    Args:
-        tokens: without EOS.
-        first_timestamp: id of the time 0; later times have higher ids.
-        length: of the sound in the window, in vectors of the encoder.
-
-    Returns:
-        The segments, and the number of vectors up to where the next window begins.
-    """
+    """Split the text of a window at its pairs of times."""
     is_time = [token >= first_timestamp for token in tokens]
     ends = [index + 1 for index, pair in enumerate(pairwise(is_time)) if all(pair)]
     if not ends:

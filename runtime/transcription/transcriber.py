@@ -88,16 +88,7 @@ class _Hearing:
 
 
 class Transcriber:
-    """Transcribes with the encoder-decoder of a bundle.
-
-    Args:
-        manifest: of the bundle.
-        requests: reads options.
-        tokenizer: `None` leaves texts empty.
-        run: computes requests.
-        start: token before every text.
-        options: see `TranscribeOptions`.
-    """
+    """Transcribes with the encoder-decoder of a bundle."""
 
     def __init__(
         self,

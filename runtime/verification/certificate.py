@@ -133,12 +133,7 @@ class Certificate:
 
 
 def kept_positions(length: int, output: str) -> list[int]:
-    """Return the positions of a probe that have a row, ascending.
-
-    Args:
-        length: of the probe.
-        output: what is compared. Without positions, one stands for the whole.
-    """
+    """Return the positions of a probe that have a row, ascending."""
     kind = OUTPUTS[output]
     if not kind.by_token:
         return [0]

@@ -159,13 +159,7 @@ def read_certificate(bundle: Bundle) -> Certificate:
 def decode_certificate(
     data: bytes, read_arrays: Callable[[], bytes], manifest: Manifest
 ) -> Certificate:
-    """Decode a certificate and check that it fits the model.
-
-    Args:
-        data: contents of certificate.json.
-        read_arrays: reads certificate.bin.
-        manifest: of the bundle.
-    """
+    """Decode a certificate and check that it fits the model."""
     try:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema < SCHEMA:

@@ -35,12 +35,7 @@ Numbers = NDArray[np.float32]
 
 
 def summarize(logits_RV: NDArray[Any], top_k: int) -> Logits:
-    """Return the part of logits that a certificate keeps. Ties go to the lower id.
-
-    Args:
-        logits_RV: any float type.
-        top_k: `K`, at least 2 and at most `V`.
-    """
+    """Return the part of logits that a certificate keeps. Ties go to the lower id."""
     top_ids = np.argsort(-logits_RV, axis=-1, kind="stable")[:, :top_k]
     return Logits(
         top_ids=top_ids.astype(np.int32),
@@ -124,14 +119,7 @@ class Differences:
 def compare(
     reference: Logits | Vectors, part: slice, outputs: Numbers, scores: ScoreFunction | None = None
 ) -> Differences:
-    """Compare outputs, `(R, V)` or `(R, E)`, with some rows of a reference.
-
-    Args:
-        reference: all of it.
-        part: the rows.
-        outputs: what was computed for these rows.
-        scores: function that turns outputs into scores of labels, if they are of labels.
-    """
+    """Compare outputs, `(R, V)` or `(R, E)`, with some rows of a reference."""
     finite = np.asarray(np.isfinite(outputs).all(axis=-1))
     # zeros avoid warnings; the figures of these rows are masked again below
     sound = outputs if finite.all() else np.where(finite[:, None], outputs, 0)

@@ -110,14 +110,6 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
     The memory plan of the bundle bounds the address space, the size of its weights bounds the time,
     and no file can be written. Only Linux limits memory; Windows limits nothing but time. A bundle
     that runs on the CPU too is loaded there: drivers of GPUs need more than these limits.
-
-    Args:
-        bundle: opened and checked.
-        device: as for `ortolan.load`.
-        packed: weights to load it with.
-
-    Returns:
-        Whether a subprocess was needed.
     """
     if is_verified(bundle, onnxruntime=onnxruntime_version()):
         return False

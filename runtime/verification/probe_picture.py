@@ -43,12 +43,7 @@ def probe_picture(source: ImageSource | PatchSource) -> NDArray[np.uint8]:
 
 
 def sized_picture(source: PatchSource, number: int) -> NDArray[np.uint8]:
-    """Make the picture of a probe, `(H, W, channels)`: noise of a size that nothing resizes.
-
-    Args:
-        source: the encoder's input.
-        number: of the probe, from 0. Sizes follow `PICTURES`, as far as the encoder reads them.
-    """
+    """Make the picture of a probe, `(H, W, channels)`: noise of a size that nothing resizes."""
     return _noise((*picture_size(source, number), source.channels))
 
 

@@ -401,12 +401,7 @@ def _positions(certificate: Certificate) -> list[list[int]]:
 
 
 def groups(lengths: list[int], size: int) -> list[list[int]]:
-    """Split inputs into batches as large as memory allows, of at least two if there are two.
-
-    Args:
-        lengths: tokens of each input.
-        size: numbers that the encoder computes for a token.
-    """
+    """Split inputs into batches as large as memory allows, of at least two if there are two."""
     batches: list[list[int]] = []
     for number in range(len(lengths)):
         batch = [*batches[-1], number] if batches else [number]

@@ -19,11 +19,6 @@ OCTAVES = 5
 def probe_sound(source: AudioSource, number: int) -> NDArray[np.float32]:
     """Make a sound for an encoder: bursts of white noise through a moving average.
 
-    Args:
-        source: the encoder's input.
-        number: number of the probe, from 0. The average gets wider up to probe `OCTAVES - 1`, then
-            starts again. Odd probes fill half a window.
-
     Returns:
         float32 `(N,)` at the encoder's sampling rate.
     """

@@ -40,13 +40,7 @@ def stamps(folder: str | os.PathLike[str]) -> Stamps:
 
 
 def remember(bundle: Bundle, before: Stamps, *, onnxruntime: str) -> None:
-    """Record that a bundle passed; do nothing if the state folder cannot be written.
-
-    Args:
-        bundle: every file of it was read and matched the manifest.
-        before: its stamps from before the files were read.
-        onnxruntime: the version it passed with.
-    """
+    """Record that a bundle passed; do nothing if the state folder cannot be written."""
     names = [file.name for file in bundle.manifest.files]
     if any(name not in before for name in names):
         return

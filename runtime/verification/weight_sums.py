@@ -89,13 +89,7 @@ def blocks(outputs: int) -> int:
 
 
 def probe_vectors(width: int, *, whole_range: bool = False) -> NDArray[np.float32]:
-    """Return the vectors for a weight, `(R, K)`. They are part of the file format.
-
-    Args:
-        width: `K`.
-        whole_range: for kernels that divide the range from the smallest to the largest number into
-            256 steps: include 128 and -127.
-    """
+    """Return the vectors for a weight, `(R, K)`. They are part of the file format."""
     random = np.random.RandomState(width)
     numbers_RK = random.randint(-127, 128, (VECTORS, width))
     for start in range(0, width, GROUP):

@@ -51,14 +51,7 @@ _LOOKED_UP = 1 << 22
 def check_weights(
     bundle: Bundle, expected: ExpectedWeights, *, threads: int, device: str = "cpu"
 ) -> WeightsReport:
-    """Compute with each weight of a bundle alone, one at a time in memory.
-
-    Args:
-        bundle: its files were checked.
-        expected: from its certificate.
-        threads: within one operator.
-        device: where its products are computed.
-    """
+    """Compute with each weight of a bundle alone, one at a time in memory."""
     all_products = list(_products(bundle))
     tensors = {tensor.name: tensor for graph in bundle.graphs.values() for tensor in graph.external}
     read = {name for product in all_products for name in product.reads}

@@ -64,12 +64,7 @@ def cache_folder() -> Path:
 
 
 def key_of(label: str, *contents: object) -> str:
-    """The key of an entry.
-
-    Args:
-        label: what a user recognizes it by, such as `org/name`.
-        contents: all that the entry depends on, as values of JSON.
-    """
+    """The key of an entry."""
     digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", label.replace("/", "--")).lstrip(".-")
     return f"{readable[:150] or 'model'}-{digest[:16]}"
@@ -78,13 +73,7 @@ def key_of(label: str, *contents: object) -> str:
 def kept(
     key: str, make: Callable[[Path], None], *, waiting: Callable[[], None] = lambda: None
 ) -> Path:
-    """The folder of a key. It is made if it is not there.
-
-    Args:
-        key: see `key_of`.
-        make: called with an empty folder to fill.
-        waiting: called before this process waits for another one that is making the entry.
-    """
+    """The folder of a key. It is made if it is not there."""
     found = find(key)
     if found is not None:
         return found

@@ -63,14 +63,7 @@ def examine(
     version_of: Finder | None = None,
     loader: Finder = find_library,
 ) -> Iterator[Part]:
-    """Look at each part, in the order in which they need each other: the driver first.
-
-    Args:
-        root: folder that holds `proc`, `dev` and `usr`.
-        packages: folder of installed packages; by default those of this Python.
-        version_of: returns the version of an installed package.
-        loader: returns the file name of a library such as `cudart`.
-    """
+    """Look at each part, in the order in which they need each other: the driver first."""
     yield _driver(root)
     searched = [*_package_folders(packages), *_system_folders(root)]
     yield _library(

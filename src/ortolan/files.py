@@ -34,12 +34,7 @@ _OPEN = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE  # a pipe would block
 
 
 def described(error: OSError, *, full: str = "Free some disk space.") -> str:
-    """The system's message, and what to do about it if the message tells.
-
-    Args:
-        error: of any file operation.
-        full: what to do about a full disk.
-    """
+    """The system's message, and what to do about it if the message tells."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return f"{error}. {full}"
@@ -146,11 +141,6 @@ def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) ->
 
     The new contents go to a temporary file next to it. If the process is killed, the next one that
     writes the same file removes the temporary file.
-
-    Args:
-        path: the file, or a link to it; its folder must exist.
-        is_private: readable by this user only.
-        is_synced: wait until the file is on disk.
     """
     path = destination(path)
     _remove_abandoned(path)

@@ -75,12 +75,7 @@ def staged(place: Place) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(place: Place, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Keep other processes out. The operating system releases a dead process's lock.
-
-    Args:
-        place: what only this process may write.
-        waiting: called before this process waits for another one that holds the lock.
-    """
+    """Keep other processes out. The operating system releases a dead process's lock."""
     if fcntl is None:
         yield
         return
@@ -101,11 +96,6 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
     They replace files of the same names; other files stay. Subfolders are handled likewise. Links
     in the folder are neither followed nor replaced: they may point to shared files, as in a cache
     of the Hugging Face Hub.
-
-    Args:
-        folder: created if missing; may be a link.
-        index: name of the file without which the others are unusable.
-        owned: names of files that are removed unless the block writes them.
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
@@ -148,11 +138,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def built(place: Place) -> Iterator[Path]:
-    """Create an empty folder next to a target, and remove whatever is there at the end.
-
-    Args:
-        place: must be locked.
-    """
+    """Create an empty folder next to a target, and remove whatever is there at the end."""
     folder = place.sibling("new")
     files.remove_folder(folder)
     files.make_folder(folder)
@@ -164,12 +150,7 @@ def built(place: Place) -> Iterator[Path]:
 
 
 def commit(new: Path, place: Place) -> None:
-    """Sync everything in a folder, then give it the name of the target.
-
-    Args:
-        new: the folder that `built` yields, or a folder in it.
-        place: must be locked.
-    """
+    """Sync everything in a folder, then give it the name of the target."""
     _check_folder(place.target)
     _sync(new)
     if not place.target.exists():

@@ -121,12 +121,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 
 def check_size(width: float, height: float) -> None:
-    """Reject a picture that is too large.
-
-    Args:
-        width: in inches.
-        height: in inches.
-    """
+    """Reject a picture that is too large."""
     if width * height * DPI**2 > MAX_PIXELS:
         raise InputError(
             f"The picture would have more than {MAX_PIXELS} pixels ({math.ceil(width * DPI)} by "

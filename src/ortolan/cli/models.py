@@ -14,12 +14,7 @@ if TYPE_CHECKING:  # the runtime is imported when a command runs
 
 
 def bundle_of(model: str | Listing, steps: Reporter) -> Path:
-    """Return the folder of a bundle; that of a name is fetched first.
-
-    Args:
-        model: a path, a name with `:part` or `@revision`, or the listing of a repository.
-        steps: shows what is fetched, then that the bundle is loaded.
-    """
+    """Return the folder of a bundle; that of a name is fetched first."""
     source = model if isinstance(model, Listing) else name_of(model)
     if source is None:
         return Path(f"{model}")

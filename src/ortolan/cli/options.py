@@ -159,11 +159,7 @@ class SamplingChoice:
 
 
 def sampling(*, from_model: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the sampling options; the command receives them as `sampling: SamplingChoice`.
-
-    Args:
-        from_model: default of `--model-sampling`.
-    """
+    """Add the sampling options; the command receives them as `sampling: SamplingChoice`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)

@@ -19,9 +19,6 @@ class PromptProgress:
 
     A thread keeps the clock running while a chunk of the prompt takes seconds. Nothing is drawn if
     stderr is not a terminal.
-
-    Args:
-        progress: returns the processed tokens of the prompt and their total.
     """
 
     def __init__(self, progress: Callable[[], tuple[int, int]]) -> None:

@@ -38,16 +38,7 @@ def ready(
     device: str,
     checkpoint: CheckpointChoice,
 ) -> Path:
-    """Return the folder of a bundle; a checkpoint is exported into the cache first.
-
-    Args:
-        model: a path, or a name on the Hugging Face Hub.
-        steps: shows what is done.
-        command: that needs the bundle.
-        kinds: of bundle that the command can use.
-        device: that the command computes on.
-        checkpoint: options of the command line.
-    """
+    """Return the folder of a bundle; a checkpoint is exported into the cache first."""
     precision = checkpoint.precision or DEFAULT_PRECISION
     contents: list[object]
     commit: str | None

@@ -108,9 +108,6 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
         listing: of the repository.
         names: files to fetch.
         progress: called as bytes arrive; by default the library draws its bars.
-
-    Returns:
-        The folder of the commit in the cache; its files are links to the cache.
     """
     name = listing.name
     hub = library(name)
@@ -136,12 +133,7 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
 
 @contextmanager
 def translated(name: Name, *, doing: str = "fetch") -> Iterator[None]:
-    """Turn errors of the library into errors that say what to do.
-
-    Args:
-        name: of the repository.
-        doing: what is done with it.
-    """
+    """Turn errors of the library into errors that say what to do."""
     hub = library(name)
     errors, repository = hub.errors, name.repository
     log_in = "log in with `hf auth login`, or set HF_TOKEN"

@@ -50,9 +50,6 @@ def fetch_checkpoint(
         source: a name, or the listing of its repository.
         check: called with the folder before the weights are fetched; raises to refuse them.
         progress: called as bytes arrive.
-
-    Returns:
-        A folder in the cache, or the GGUF file.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
     names = listing.sizes.keys()
@@ -85,11 +82,7 @@ def fetch_adapter(name: Name, *, progress: Progress | None = None) -> Path:
 def fetch_bundle(
     source: Name | Listing, *, progress: Progress | None = None
 ) -> dict[PurePosixPath, Path]:
-    """Fetch the files of a bundle and of the bundles in it.
-
-    Returns:
-        Files by their path in the bundle: links in the cache.
-    """
+    """Fetch the files of a bundle and of the bundles in it."""
     listing = source if isinstance(source, Listing) else list_files(source)
     folder = bundle_folder(listing.sizes, listing.name)
     files = files_of_bundle(listing, folder)

@@ -50,10 +50,6 @@ def name_of(source: object, revision: str | None = None) -> Name | None:
     """The name that a source means, or `None` for a path.
 
     A path that exists is always a path, and so is everything that is not a string.
-
-    Args:
-        source: what a user passed as a model.
-        revision: branch, tag or commit, if it is not in the name.
     """
     name = parsed(source) if isinstance(source, str) and not os.path.lexists(source) else None
     if revision is None:

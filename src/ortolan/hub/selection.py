@@ -40,13 +40,7 @@ def describing_files(names: Collection[str]) -> list[str]:
 
 
 def weight_files(names: Collection[str], folder: Path, name: Name) -> list[str]:
-    """The weights of a checkpoint in Hugging Face format.
-
-    Args:
-        names: all files of the repository.
-        folder: has the files of `describing_files`, so also the index of shards.
-        name: of the repository.
-    """
+    """The weights of a checkpoint in Hugging Face format."""
     modules = {file for file in names if _MODULE_WEIGHTS.fullmatch(file)}
     modules -= {file for file in modules if file.endswith(".bin") and _safe(file) in modules}
     for single in _WEIGHTS:
@@ -134,13 +128,7 @@ def manifests(names: Collection[str], folder: str) -> list[str]:
 
 
 def listed_files(names: Collection[str], folder: Path, manifest: str) -> list[str]:
-    """The files of a bundle: its manifest, what that lists, and a signature.
-
-    Args:
-        names: all files of the repository.
-        folder: has the manifest.
-        manifest: its path in the repository.
-    """
+    """The files of a bundle: its manifest, what that lists, and a signature."""
     try:
         files = json.loads((folder / manifest).read_bytes())["files"]
         listed = [str(file["name"]) for file in files]

@@ -34,15 +34,7 @@ def upload(
     folders: Iterable[str],
     is_private: bool = False,
 ) -> Published:
-    """Upload files in one commit. A repository and a branch that do not exist are made.
-
-    Args:
-        name: of the repository; its revision is the branch.
-        contents: files, or what they hold, by path in the repository.
-        folders: folders with bundles, "" for the repository itself. Files there that belong to an
-            earlier bundle, and are not in `contents`, are deleted.
-        is_private: make the repository private.
-    """
+    """Upload files in one commit. A repository and a branch that do not exist are made."""
     hub = library(name)
     if hub.constants.HF_HUB_OFFLINE:
         raise HubError(f"Cannot publish {name}: HF_HUB_OFFLINE is set. Unset it.")

@@ -19,10 +19,6 @@ class AccessLog:
 
     Text from clients and models is escaped, so a line stays a line. Each request has an id, that of
     its header `X-Request-Id` or a new one, in the log and in the answer.
-
-    Args:
-        app: application behind it.
-        log_prompts: add the body of the request and the generated texts.
     """
 
     def __init__(self, app: App, *, log_prompts: bool = False) -> None:

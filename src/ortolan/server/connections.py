@@ -17,11 +17,7 @@ Half of the file descriptors that a process usually may open.
 
 
 class HttpConnection(H11Protocol):
-    """A connection that is closed if it has no request, or if its client does not read.
-
-    Args:
-        **options: of uvicorn's protocol.
-    """
+    """A connection that is closed if it has no request, or if its client does not read."""
 
     _timer: asyncio.TimerHandle | None = None
     _unsent = -1

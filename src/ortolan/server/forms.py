@@ -37,12 +37,7 @@ def _opened(data: bytes) -> int:
 
 
 async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:
-    """Return the fields of a form: bytes for files, else text; a list for names that end in `[]`.
-
-    Args:
-        data: of the body.
-        content_type: with the boundary of the parts.
-    """
+    """Return the fields of a form: bytes of files, else text; a list where a name ends in `[]`."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": data, "more_body": False}

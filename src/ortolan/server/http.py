@@ -142,13 +142,7 @@ class EndpointApp:
 async def finished(
     work: "asyncio.Task[None]", gone: "asyncio.Task[None]", timeout_s: float
 ) -> None:
-    """Wait for an answer to be sent; cancel it if that is pointless.
-
-    Args:
-        work: sends the answer.
-        gone: ends when the client has closed the connection.
-        timeout_s: maximum time.
-    """
+    """Wait for an answer to be sent; cancel it if that is pointless."""
     try:
         done, _ = await asyncio.wait(
             {work, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -163,12 +157,7 @@ async def finished(
 
 
 class _Reply:
-    """Sends one answer, or an error.
-
-    Args:
-        send: of ASGI.
-        timeout_s: maximum time for the client to accept a message.
-    """
+    """Sends one answer, or an error."""
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._raw_send = send

@@ -166,11 +166,7 @@ class Models:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """Load a bundle if necessary, and keep it loaded inside the `async with`.
-
-        Args:
-            name: of a bundle or an adapter; `None` if the server has only one bundle.
-        """
+        """Load a bundle if necessary, and keep it loaded inside the `async with`."""
         chosen = self._named(name)
         bundle = self.bundle(chosen)
         self._users[bundle] += 1

@@ -43,13 +43,7 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings, *, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; then accept no more, and finish or cancel what runs.
-
-    Args:
-        settings: of the application.
-        host: address to listen on.
-        port: port to listen on; 0 for any free one.
-    """
+    """Serve until SIGINT or SIGTERM; then accept no more, and finish or cancel what runs."""
     with _bound(host, port) as listener:
         asyncio.run(_serve(settings, listener))
 
@@ -100,13 +94,7 @@ def _url(listener: socket.socket) -> str:
 
 
 def uvicorn_config(app: Starlette, settings: Settings, **options: Any) -> uvicorn.Config:
-    """Configure uvicorn, with limits on headers, connections and the time to shut down.
-
-    Args:
-        app: that it runs.
-        settings: of the application.
-        **options: further ones of uvicorn, such as `port`.
-    """
+    """Configure uvicorn, with limits on headers, connections and the time to shut down."""
     return uvicorn.Config(
         app,
         http=HttpConnection,

@@ -24,16 +24,7 @@ App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware that rejects calls from the wrong place or without a key.
-
-    Args:
-        app: application behind it.
-        keys: valid keys; with none, no key is needed.
-        hosts: allowed names in the header `Host`; with none, any.
-        origins: web origins that may call.
-        open_paths: paths that need no key.
-        root_path: prefix of all paths.
-    """
+    """ASGI middleware that rejects calls from the wrong place or without a key."""
 
     def __init__(
         self,

@@ -4,12 +4,7 @@ from collections import OrderedDict
 
 
 class Store:
-    """Keeps what was used last, within a number of entries and bytes.
-
-    Args:
-        max_entries: maximum number of entries.
-        max_bytes: maximum size of all entries; a larger entry is not kept.
-    """
+    """Keeps what was used last, within a number of entries and bytes."""
 
     def __init__(self, *, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries

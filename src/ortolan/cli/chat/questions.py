@@ -25,10 +25,6 @@ def question_reader(*, keeps_history: bool, tell: Callable[[str], None]) -> Call
     With GNU readline, a paste is one question however many lines it has, and the arrow keys recall
     entries of earlier chats. Without it (on Windows, and where Python is linked with libedit) a
     paste is read line by line.
-
-    Args:
-        keeps_history: whether to read and write the history.
-        tell: reports what does not work here; the chat continues without it.
     """
     if not sys.stdin.isatty():
         if isinstance(sys.stdin, io.TextIOWrapper):

@@ -15,9 +15,6 @@ class WordWrap:
 
     Fenced code and words longer than a line are not broken, so that they can be copied. A word is
     held back until it ends or exceeds a line.
-
-    Args:
-        columns: returns the current width of the terminal.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:

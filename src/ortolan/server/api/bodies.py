@@ -183,12 +183,7 @@ def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None
 
 
 def allowed_tools(choice: Mapping[str, Any], names: Collection[str]) -> tuple[list[str], str]:
-    """The names and the mode of a `tool_choice` of the type `allowed_tools`.
-
-    Args:
-        choice: as in chat completions, where an object of that name holds both, or in responses.
-        names: of the tools of the request.
-    """
+    """The names and the mode of a `tool_choice` of the type `allowed_tools`."""
     inner = choice.get("allowed_tools", choice)
     inner = inner if isinstance(inner, dict) else {}
     tools = [tool for tool in inner.get("tools") or () if isinstance(tool, dict)]

@@ -9,13 +9,7 @@ from ortolan.runtime.chat.reply import reply_of
 
 
 class ReplyReader(AsyncIterator[Piece]):
-    """The pieces of a reply, and after them the reply.
-
-    Args:
-        ticket: of the reply.
-        with_tokens: whether pieces have tokens and log-probabilities.
-        single_call: end the reply after its first tool call.
-    """
+    """The pieces of a reply, and after them the reply."""
 
     def __init__(
         self, ticket: ChatTicket, *, with_tokens: bool = False, single_call: bool = False

@@ -22,15 +22,7 @@ class TextChoice(msgspec.Struct, kw_only=True):
 
 
 class ChoiceReader(AsyncIterator[TextChoice]):
-    """The parts of a choice; the last one has the finish reason.
-
-    Args:
-        index: of the choice.
-        ticket: that generates it.
-        tokenizer: of the bundle.
-        with_logprobs: whether parts have log-probabilities.
-        prompt: text or token ids to begin with; `None` to leave the prompt out.
-    """
+    """The parts of a choice; the last one has the finish reason."""
 
     def __init__(
         self,

@@ -22,11 +22,7 @@ class TextLogprobs(msgspec.Struct, kw_only=True):
 
 
 class TextLogprobsWriter:
-    """Writes the log-probabilities of one choice, part by part.
-
-    Args:
-        tokenizer: of the bundle.
-    """
+    """Writes the log-probabilities of one choice, part by part."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

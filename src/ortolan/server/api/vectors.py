@@ -30,13 +30,6 @@ async def embedded(
 ) -> tuple[NDArray[np.float32], int]:
     """Embed inputs.
 
-    Args:
-        call: that waits.
-        served: an encoder of texts; see `expect_texts`.
-        inputs: texts and lists of token ids.
-        prompt: name of a prompt of the model.
-        truncate: cut texts that are too long.
-
     Returns:
         float32 `(inputs, width)`, and the number of tokens.
     """

@@ -40,11 +40,6 @@ class Answer:
 
     Events hold the response and its items themselves, so encode each before you ask for the next.
 
-    Args:
-        response: without output.
-        tokenizer: of the bundle.
-        with_logprobs: whether text has log-probabilities.
-
     Attributes:
         response: what has been generated so far.
     """

@@ -55,10 +55,6 @@ def messages_of(items: Sequence[Any], *, instructions: str | None) -> list[dict[
 
     Reasoning and calls join the message of the assistant that they belong to. A `phase` is a label
     for the client, which templates do not know.
-
-    Args:
-        items: of the input.
-        instructions: text of a first system message.
     """
     conversation = _Conversation()
     if instructions is not None:
