@@ -21,9 +21,8 @@ from ortolan.distribution import pip_install
 from ortolan.runtime import Decoder, load
 from ortolan.runtime.errors import MissingExtraError
 from ortolan.server import Settings, build_app
-from ortolan.server.errors import ApiError, error_body
+from ortolan.server.errors import ApiError, error_body, error_response
 from ortolan.server.events import event
-from ortolan.server.http import error_response
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use over the network
 try:

@@ -20,7 +20,7 @@ from ortolan.runtime import Grammar, Service, load
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.server import Settings, http
+from ortolan.server import Settings, events
 from ortolan.server import models as module
 
 PATH = "/v1/completions"
@@ -176,7 +176,7 @@ def test_a_load_blocks_no_other_model_and_survives_its_client(
 def test_a_stream_without_news_sends_comments(
     small: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.05)
     body = {**LONG, "max_tokens": 5, "stream": True}
     with ExitStack() as stack:
         client = stack.enter_context(small.client())

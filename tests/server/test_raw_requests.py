@@ -1,18 +1,15 @@
-"""Requests that no client library sends: malformed, ambiguous, slow or unread."""
+"""Requests that no client library sends: malformed or ambiguous."""
 
 import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
-from tests.server.live import LiveServer, serving_fp32, stats, wait_until
+from tests.server.live import LiveServer, serving_fp32
 
-from ortolan.server import connections
 from ortolan.server.security import LOCAL_HOSTS
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
@@ -21,7 +18,7 @@ POST = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: applic
 
 @pytest.fixture(scope="module")
 def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
-    options = {"keys": frozenset({"sk-one"}), "hosts": LOCAL_HOSTS, "write_timeout_s": 0.5}
+    options = {"keys": frozenset({"sk-one"}), "hosts": LOCAL_HOSTS}
     with serving_fp32(bundles, **options) as running:
         yield running
 
@@ -188,56 +185,3 @@ def test_no_request_avoids_the_guard(
 ) -> None:
     request = "\r\n".join([line, *headers, "", ""])
     assert statuses(answer(server, request)) == [status]
-
-
-def test_connections_that_send_nothing_or_slow_headers_end_and_keep_no_others_out(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.5)
-    with ExitStack() as stack:
-        idle = [stack.enter_context(connected(server)) for _ in range(100)]
-        slow = idle.pop()
-        slow.sendall(b"GET /health HTTP/1.1\r\n")
-        assert server.call("GET", "/health").status_code == 200
-        with suppress(OSError):
-            while server.connections:
-                slow.sendall(b"X-Slow: 1\r\n")
-                time.sleep(0.05)
-        assert all(received(connection) == b"" for connection in (*idle, slow))
-
-
-def test_connections_are_limited(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 300.0)
-    with ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(connected(server))
-        wait_until(lambda: len(server.connections) == 40)
-        with pytest.raises(httpx2.TransportError):
-            server.call("GET", "/health")
-    wait_until(lambda: not server.connections)
-    assert server.call("GET", "/health").status_code == 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_does_not_read_is_dropped(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    """It leaves no task, no slot and no connection behind."""
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.3)
-    body: dict[str, Any] = {
-        "prompt": ["abc"] * 8,
-        "max_tokens": 150,
-        "ignore_eos": True,
-        "logprobs": 20,
-        "n": 8,
-        "stream": stream,
-    }
-    data = json.dumps(body).encode()
-    head = f"{POST}Authorization: Bearer sk-one\r\nContent-Length: {len(data)}\r\n\r\n"
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(("127.0.0.1", server.port))
-        connection.sendall(head.encode() + data)
-        wait_until(lambda: not server.connections and not stats(server).running)

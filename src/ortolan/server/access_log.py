@@ -1,4 +1,4 @@
-"""One log line per request, without prompts unless the settings ask for them."""
+"""A log line and headers for each request, without prompts unless the settings ask for them."""
 
 import logging
 import re
@@ -11,11 +11,21 @@ from ortolan.server.call import Call
 
 log = logging.getLogger("ortolan.server.access")
 
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Headers of every response."""
+
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
 class AccessLog:
     """ASGI middleware that logs method, path, status, time and what the call noted.
+
+    It also adds `HEADERS`.
 
     Text from clients and models is escaped, so a line stays a line. Each request has an id, that of
     its header `X-Request-Id` or a new one, in the log and in the answer.
@@ -38,7 +48,7 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id), *HEADERS]
             await send(message)
 
         try:

@@ -14,8 +14,8 @@ from starlette.routing import Match, Route
 
 from ortolan.server.access_log import AccessLog
 from ortolan.server.api import ENDPOINTS
-from ortolan.server.errors import ApiError
-from ortolan.server.http import EndpointApp, error_response
+from ortolan.server.errors import ApiError, error_response
+from ortolan.server.http import EndpointApp
 from ortolan.server.models import Models
 from ortolan.server.page import page_routes
 from ortolan.server.security import Guard

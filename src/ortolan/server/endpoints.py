@@ -1,32 +1,19 @@
 """`Endpoint`: a route as data, for the router, decoders and the OpenAPI document."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from ortolan.server.call import Call
-from ortolan.server.events import EventStream
 
 JSON = "application/json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """A response that is not JSON.
-
-    Attributes:
-        text: body of the response.
-        media_type: its media type.
-    """
-
-    text: str
-    media_type: str
-
-
-Answer = msgspec.Struct | EventStream | Text | dict[str, Any]
-"""Result of a handler; a structure is sent as JSON."""
+Answer = msgspec.Struct | dict[str, Any] | Response
+"""Result of a handler; what is no response is sent as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +34,7 @@ class Endpoint:
 
     method: str
     path: str
-    handler: Callable[[Call, Any], Awaitable[Answer]]
+    handler: Callable[[Call, Any], Coroutine[Any, Any, Answer]]
     summary: str
     body: type[msgspec.Struct] | None = None
     media_type: str = JSON

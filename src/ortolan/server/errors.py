@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import errors as runtime
@@ -88,6 +89,16 @@ def error_body(error: ApiError) -> dict[str, Any]:
             "code": error.code,
         }
     }
+
+
+def error_response(error: ApiError) -> Response:
+    """The response of an error."""
+    return Response(
+        msgspec.json.encode(error_body(error)),
+        error.status,
+        headers=dict(error.headers),
+        media_type="application/json",
+    )
 
 
 def _ortolan_error(error: OrtolanError) -> ApiError:

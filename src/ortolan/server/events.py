@@ -3,11 +3,14 @@
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
+import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.responses import StreamingResponse
+
+from ortolan.server.errors import ApiError, error_body
 
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams."""
@@ -15,18 +18,58 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
 """A comment, so that proxies do not close a connection during a long prompt."""
 
+KEEP_ALIVE_S = 15.0
+"""Seconds without an event after which a comment is sent."""
 
-@dataclass(frozen=True, slots=True)
-class EventStream:
-    """A response of events.
 
-    Attributes:
+class EventStream(StreamingResponse):
+    """A response of events, with comments while there are none.
+
+    It starts with the first event or comment, so that earlier errors have their own status.
+
+    Args:
         events: encoded events.
         last: bytes to send after them, unless they failed.
     """
 
-    events: AsyncIterator[bytes]
-    last: bytes = DONE
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], last: bytes = DONE) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.has_started = self.is_complete = False
+        self._last = last
+        self._is_quiet = True
+
+    async def stream_response(self, send: Any) -> None:
+        """Send all events."""
+        comments = asyncio.create_task(self._keep_alive(send))
+        try:
+            async for data in self.body_iterator:
+                self._is_quiet = False
+                await self._send(data, send)
+            await self._send(self._last, send, is_last=True)
+            self.is_complete = True
+        finally:
+            comments.cancel()
+
+    async def fail(self, error: ApiError, send: Any) -> None:
+        """Send an error as the last event."""
+        await self._send(event(error_body(error)), send, is_last=True)
+
+    async def _keep_alive(self, send: Any) -> None:
+        """One task for all events: a timeout for each would cost as much as the event."""
+        while True:
+            self._is_quiet = True
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if self._is_quiet:
+                await self._send(KEEP_ALIVE, send)
+
+    async def _send(self, data: Any, send: Any, *, is_last: bool = False) -> None:
+        if not self.has_started:
+            self.has_started = True
+            headers = self.raw_headers
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:

@@ -14,13 +14,16 @@ from starlette.applications import Starlette
 
 from ortolan.errors import OrtolanError
 from ortolan.server.app import build_app
-from ortolan.server.connections import MAX_CONNECTIONS, HttpConnection
 from ortolan.server.settings import Settings
 
 log = logging.getLogger("ortolan.server")
 
 MAX_HEADER_BYTES = 32 << 10
 """Maximum size of headers that are still incomplete."""
+
+
+MAX_CONNECTIONS = 512
+"""Number of connections from which requests get a 503: half of the usual file descriptors."""
 
 
 class AddressError(OrtolanError):
@@ -97,7 +100,7 @@ def uvicorn_config(app: Starlette, settings: Settings, **options: Any) -> uvicor
     """Configure uvicorn, with limits on headers, connections and the time to shut down."""
     return uvicorn.Config(
         app,
-        http=HttpConnection,
+        http="h11",  # the one whose headers have a limit
         ws="none",
         log_config=None,
         access_log=False,

@@ -6,19 +6,10 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
-from ortolan.server.errors import ApiError
-from ortolan.server.http import error_response
+from ortolan.server.errors import ApiError, error_response
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine."""
-
-HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
-"""Headers of every response."""
 
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
@@ -48,18 +39,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
         try:
             self._check(scope)
         except ApiError as error:
-            await error_response(error)(scope, receive, send_with_headers)
+            await error_response(error)(scope, receive, send)
             return
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}

@@ -27,7 +27,6 @@ class Settings:
         max_form_bytes: the same for a form with a file.
         body_timeout_s: maximum time for a body to arrive.
         request_timeout_s: maximum time for a request, waiting included.
-        write_timeout_s: maximum time for a client to accept what is sent.
         shutdown_timeout_s: at shutdown, seconds until running requests are cancelled.
         log_prompts: write bodies of requests and generated texts to the log.
         max_stored_responses: number of responses to keep for clients that ask for it.
@@ -46,7 +45,6 @@ class Settings:
     max_form_bytes: int = 25 << 20
     body_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
-    write_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
     log_prompts: bool = False
     max_stored_responses: int = 1024

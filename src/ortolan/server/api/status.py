@@ -1,8 +1,10 @@
 """`/health`, `/ready` and `/metrics`."""
 
+from starlette.responses import PlainTextResponse
+
 from ortolan.server.api.metrics import metrics_text
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint, Text
+from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
 
@@ -25,7 +27,8 @@ async def ready(call: Call, _: None) -> Answer:
 
 async def metrics(call: Call, _: None) -> Answer:
     """Load and totals of the loaded models, for Prometheus."""
-    return Text(text=metrics_text(call.models.loaded), media_type="text/plain; version=0.0.4")
+    text = metrics_text(call.models.loaded)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 ENDPOINTS = [

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+from starlette.responses import PlainTextResponse
 
 from ortolan.runtime import InputError, Sampling, Segment, Transcript
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint, Text
+from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 from ortolan.server.forms import FORM
 from ortolan.server.models import ServedModel
@@ -117,11 +118,11 @@ async def _answer(
         cancelled.set()  # a thread cannot be stopped, but what it generates can
     match body.response_format:
         case "text":
-            return Text(text=f"{transcript.text}\n", media_type="text/plain")
+            return PlainTextResponse(f"{transcript.text}\n")
         case "srt":
-            return Text(text=transcript.srt, media_type="text/plain")
+            return PlainTextResponse(transcript.srt)
         case "vtt":
-            return Text(text=transcript.vtt, media_type="text/vtt")
+            return PlainTextResponse(transcript.vtt, media_type="text/vtt")
         case "verbose_json":
             return TranscriptionReply(
                 text=transcript.text,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from starlette.responses import Response as HttpResponse
 
 from ortolan.runtime import ChatTicket, Sampling
 from ortolan.server.api.bodies import fitted, new_id
@@ -18,7 +19,7 @@ from ortolan.server.api.responses.resource import Response, ResponseEvent
 from ortolan.server.api.responses.stored import Stored, not_found, read_items
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer as HttpAnswer
-from ortolan.server.endpoints import Endpoint, Text
+from ortolan.server.endpoints import Endpoint
 from ortolan.server.errors import api_error
 from ortolan.server.events import EventStream, event
 
@@ -113,7 +114,7 @@ async def get_response(call: Call, _: None) -> HttpAnswer:
     if data is None:
         raise not_found(call.path["response"], status=404)
     raw = msgspec.json.decode(data, type=Stored).response
-    return Text(text=bytes(raw).decode(), media_type="application/json")
+    return HttpResponse(bytes(raw), media_type="application/json")
 
 
 async def list_input_items(call: Call, _: None) -> HttpAnswer:
