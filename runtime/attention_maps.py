@@ -18,7 +18,8 @@ from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
-from ortolan.runtime.inputs.source import Input, SourceReader
+from ortolan.runtime.inputs.source import Input
+from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq
@@ -114,7 +115,7 @@ def _sides(
     if not manifest.model_kind.has_encoder:
         ids = _ids(bundle, tokenizer, text, what="text")
         return _Sides(feeds={IDS: np.array([ids], np.int64)}, read=_labels(tokenizer, ids))
-    reader = SourceReader(manifest, tokenizer)
+    reader = source_of(manifest, tokenizer)
     source = reader.read(text)
     feeds = reader.feeds([source])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
+from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.bundle.parts import Oversized, Tiles
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource
+from ortolan.runtime.bundle.parts import Tiles
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
@@ -20,11 +19,11 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.inputs.audio import Sound, read_parts
-from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds, patch_feeds
-from ortolan.runtime.inputs.tiles import Cut, cut, cut_oversized
+from ortolan.runtime.inputs.audio import Sound
+from ortolan.runtime.inputs.images import Image
+from ortolan.runtime.inputs.source import Inputs
+from ortolan.runtime.inputs.sources import source_of
+from ortolan.runtime.inputs.tiles import Cut
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
@@ -64,9 +63,10 @@ class Encoder(Model):
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
         self._texts = texts
+        self._reader = source_of(bundle.manifest, self.tokenizer)
         self._calls = EncoderCalls(
             engine,
-            SourceReader(bundle.manifest, self.tokenizer),
+            self._reader,
             output,
             None if texts is None else lru_cache(LABEL_SETS)(partial(_embedded, texts)),
         )
@@ -251,20 +251,14 @@ class Encoder(Model):
             BundleKindError: the encoder reads texts.
             InputError: it is not an image, or one that cannot be read.
         """
-        source = self.manifest.source
-        if isinstance(source, PatchSource):
-            return read_whole(image, source)
-        return read_pixels(image, self._image_source())
+        return self._reader.pixels(image)
 
     def cut(self, image: Image, tiles: Tiles) -> Cut:
         """Return the pixels of an image in tiles that the encoder reads one by one.
 
         Raises what `pixels` raises.
         """
-        source = self.manifest.source
-        if isinstance(tiles.grid, Oversized) and isinstance(source, PatchSource):
-            return cut_oversized(image, source, tiles.grid, split=tiles.split)
-        return cut(image, self._image_source(), tiles)
+        return self._reader.cut(image, tiles)
 
     def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
         """Return a sound of any length as spectrograms `(bins, frames)`, to be encoded one by one.
@@ -278,41 +272,17 @@ class Encoder(Model):
             InputError: it is not a sound, or one that cannot be read.
             MissingExtraError: a package that reads sounds is not installed.
         """
-        return read_parts(sound, self._chunked_source(), rate=rate)
+        return self._reader.parts(sound, rate=rate)
 
     def count(self, parts: Sequence[NDArray[np.float32]]) -> int:
         """Return the number of vectors of pixels of images, or of the parts of a sound."""
-        match self.manifest.source:
-            case ImageSource():
-                return len(parts) * self.manifest.context_length
-            case PatchSource() as patches:
-                return sum(patches.length(*part.shape[1:]) for part in parts)
-        source = self._chunked_source()
-        return sum(source.length(part.shape[1]) for part in parts)
-
-    def _image_source(self) -> ImageSource:
-        source = self.manifest.source
-        if not isinstance(source, ImageSource):
-            raise wrong_kind(self.manifest, what="pixels", expected="an encoder of images")
-        return source
-
-    def _chunked_source(self) -> ChunkedSource:
-        source = self.manifest.source
-        if not isinstance(source, ChunkedSource):
-            raise wrong_kind(self.manifest, what="parts", expected="an encoder of sounds in chunks")
-        return source
+        return sum(map(self._reader.vectors, parts))
 
     def vectors(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute vectors `(vectors, width)` from `pixels` of an image or one of the `parts`."""
-        source = self.manifest.source
-        if isinstance(source, ChunkedSource):
-            padded: NDArray[np.float32] = self._engine.encode(part_feeds(values, source))[OUTPUT][0]
-            return padded[: source.length(values.shape[1])]
-        if isinstance(source, PatchSource):
-            whole: NDArray[np.float32] = self._engine.encode(patch_feeds(values, source))[OUTPUT][0]
-            return whole
-        vectors: NDArray[np.float32] = self._engine.encode({PIXELS: values[None]})[OUTPUT][0]
-        return vectors
+        count = self._reader.vectors(values)
+        vectors: NDArray[np.float32] = self._engine.encode(self._reader.feeds([values]))[OUTPUT][0]
+        return vectors[:count]  # silence fills the last chunk of a sound
 
     def columns(self, pixels: NDArray[np.float32]) -> int:
         """Count the vectors in a row of an image that keeps its proportions, from its `pixels`.
@@ -320,11 +290,7 @@ class Encoder(Model):
         Raises:
             BundleKindError: the encoder reads something else.
         """
-        source = self.manifest.source
-        if not isinstance(source, PatchSource):
-            expected = "an encoder of images that keep their proportions"
-            raise wrong_kind(self.manifest, what="columns", expected=expected)
-        return int(pixels.shape[2]) // source.square
+        return self._reader.columns(pixels)
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.

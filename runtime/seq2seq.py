@@ -24,7 +24,8 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-from ortolan.runtime.inputs.source import Input, Source, SourceReader, is_batch
+from ortolan.runtime.inputs.source import Input, Source, is_batch
+from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService
@@ -65,7 +66,7 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._memory = RequestMemory(manifest, is_on_host=engine.is_on_host)
         self._requests = RequestReader(bundle, self.tokenizer)
-        self._sources = SourceReader(manifest, self.tokenizer)
+        self._sources = source_of(manifest, self.tokenizer)
 
     @overload
     def generate(

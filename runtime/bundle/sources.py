@@ -427,5 +427,8 @@ class ChunkedSource(
         return (whole * self.chunk + rest * self.stride) * self.hop
 
 
-Source = TextSource | ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSource
+MediaSource = ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSource
+"""Images or sounds as input of an encoder."""
+
+Source = TextSource | MediaSource
 """Input of an encoder."""

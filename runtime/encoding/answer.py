@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.labels import scores_of
 from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import WindowIds
+from ortolan.runtime.inputs.ids import WindowIds
 
 ANSWER_TOKENS = 15
 """Default maximum length of an answer in tokens, as in transformers."""

@@ -33,7 +33,8 @@ from ortolan.runtime.encoding.token_classification import (
     classified,
 )
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import Inputs, SourceReader, SpannedIds, WindowIds, as_list
+from ortolan.runtime.inputs.ids import SpannedIds, WindowIds
+from ortolan.runtime.inputs.source import Inputs, SourceReader, as_list
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import LENGTHS, MEL, OUTPUT
 from ortolan.runtime.bundle.manifest import Output
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource, WaveSource
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
@@ -29,17 +28,14 @@ class Rows:
         self._engine = engine
         self._reader = reader
         self._output = output
-        source = engine.manifest.source
-        self._image = source if isinstance(source, ImageSource | PatchSource) else None
-        self._sound = source if isinstance(source, WaveSource | ChunkedSource) else None
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed."""
         batch = as_list(inputs)
         is_alone = len(batch) == 1
-        if self._image is not None:
+        length = self._reader.deferred
+        if length is not None:
             self._reader.checked_truncate(truncate)
-            length = _patches(self._image)
             return [
                 Item(index=index, is_alone=is_alone, length=length, image=value)
                 for index, value in enumerate(batch)
@@ -69,9 +65,7 @@ class Rows:
         valid = [source for source in sources if not isinstance(source, OrtolanError)]
         if not valid:
             return [source for source in sources if isinstance(source, OrtolanError)]
-        # of any length, which padding would change
-        alone = self._sound is not None or isinstance(self._image, PatchSource)
-        parts = [[source] for source in valid] if alone else [valid]
+        parts = [[source] for source in valid] if self._reader.is_alone else [valid]
         outputs = iter([row for part in parts for row in self._encoded(part)])
         return [
             source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
@@ -91,7 +85,7 @@ class Rows:
 
     def item(self, ids: Source, index: int, *, is_alone: bool) -> Item:
         """An input that was read."""
-        length = len(ids) if self._sound is None else self._sound.length(np.shape(ids)[-1])
+        length = self._reader.length(ids)
         return Item(index=index, is_alone=is_alone, length=length, ids=ids)
 
     def _source(self, item: Item) -> Source | OrtolanError:
@@ -119,13 +113,6 @@ class Rows:
                 f"The encoder returned an array {shape} for {rows} inputs. The manifest declares "
                 f"{self._output.size} values of {self._output.kind}. Export the checkpoint again."
             )
-
-
-def _patches(source: ImageSource | PatchSource) -> int:
-    """Number of tokens that an image counts as, in batches."""
-    if isinstance(source, PatchSource):
-        return source.patches
-    return max(1, source.height * source.width // 64)  # patches of 8 by 8 pixels
 
 
 def _checked(row_: NDArray[np.float32], source: Source, item: Item) -> Row | OrtolanError:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.labels import scores_of
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import SpannedIds
-from ortolan.runtime.inputs.tokenizer import TokenSpan
+from ortolan.runtime.inputs.ids import SpannedIds, TokenSpan
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How tokens become entities. `none`: each token is one. `simple`: neighbours of one label are one.

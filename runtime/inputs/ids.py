@@ -1,10 +1,11 @@
-"""Checks token ids from the caller.
+"""Token ids, and checks of those from the caller.
 
 An id outside the vocabulary must never reach a kernel: some read past the end of a table, others
 return zeros.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,53 @@ from ortolan.runtime.errors import ContextLengthError, InputError, shown
 
 TokenIds = Iterable[int] | NDArray[np.integer[Any]]
 """One sequence of token ids: a list, a tuple or a one-dimensional array."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpan:
+    """Where a token lies in its text.
+
+    Attributes:
+        start: first character.
+        end: character after the last.
+        continues_word: whether the word began in an earlier token. Exact for tokenizers that mark
+            such tokens, as WordPiece does; for others, whether there is no space before it.
+    """
+
+    start: int
+    end: int
+    continues_word: bool
+
+
+class TypedIds(list[int]):
+    """Token ids of a pair of texts, and the type of each."""
+
+    def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
+        super().__init__(ids)
+        self.types = types
+
+
+class SpannedIds(list[int]):
+    """Token ids of a text, with the characters of each token."""
+
+    def __init__(self, text: str, ids: Sequence[int], spans: Sequence[TokenSpan | None]) -> None:
+        super().__init__(ids)
+        self.text = text
+        self.spans = spans
+
+
+class WindowIds(TypedIds):
+    """Token ids of a text and of a part of another, as one input.
+
+    For each id, `words` has start and end in the second text of the word that the token is part of;
+    None for special tokens and those of the first text.
+    """
+
+    def __init__(
+        self, ids: Sequence[int], types: Sequence[int], words: Sequence[tuple[int, int] | None]
+    ) -> None:
+        super().__init__(ids, types)
+        self.words = words
 
 
 def checked_ids(

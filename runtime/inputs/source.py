@@ -1,39 +1,24 @@
-"""Prepares texts, token ids, images and sounds for an encoder."""
+"""Sources: how inputs of an encoder are read and become arrays of its graph."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import (
-    COLUMN_WEIGHTS,
-    IDS,
-    LENGTHS,
-    MEL,
-    PATCHES,
-    PIXELS,
-    POSITIONS,
-    ROW_WEIGHTS,
-    TYPES,
-    WAVE,
-)
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
-from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
-from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
-from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.patches import flat_patches, read_whole
-from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
+from ortolan.runtime.bundle.sources import MediaSource
+from ortolan.runtime.errors import BundleKindError, InputError
+from ortolan.runtime.inputs.audio import Sound
+from ortolan.runtime.inputs.images import Image
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.parts import Tiles
+    from ortolan.runtime.inputs.ids import WindowIds
+    from ortolan.runtime.inputs.tiles import Cut
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
 """A text, two texts, or token ids; or an image as a path, bytes or pixels; or a sound as a path,
@@ -46,225 +31,106 @@ Source = list[int] | NDArray[np.float32]
 """A text as token ids, an image as pixels `(channels, height, width)`, or a sound as a spectrogram
 `(bins, frames)` or a wave `(samples,)`."""
 
+S = TypeVar("S", bound=MediaSource)
 
-_MEDIA: Mapping[type, str] = {ImageSource: PIXELS, AudioSource: MEL, WaveSource: WAVE}
-"""Graph input of sources other than texts."""
-
-
-class TypedIds(list[int]):
-    """Token ids of a pair of texts, for an encoder that reads the type of each token."""
-
-    def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
-        super().__init__(ids)
-        self.types = types
+Feeds = dict[str, NDArray[Any]]
+"""Inputs of a graph by name."""
 
 
-class SpannedIds(list[int]):
-    """Token ids of a text, with the characters of each token."""
-
-    def __init__(self, text: str, ids: Sequence[int], spans: Sequence[TokenSpan | None]) -> None:
-        super().__init__(ids)
-        self.text = text
-        self.spans = spans
-
-
-class WindowIds(TypedIds):
-    """Token ids of a question and of a part of its context."""
-
-    def __init__(self, window: PairWindow) -> None:
-        super().__init__(window.ids, window.types)
-        self.words = window.words
-
-
-class SourceReader:
+class SourceReader(ABC):
     """Reads inputs for the encoder of a bundle. Threads may share it.
 
     Attributes:
         max_tokens: maximum number of tokens of a text.
+        is_alone: whether each input is a call of its own, since padding would change it.
+        deferred: number of tokens that an input counts as before it is read, if it is read when it
+            is computed, since it is far larger than its file; `None` reads at once.
     """
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
-        self._manifest = manifest
-        self._tokenizer = tokenizer
-        # tokens around a text, such as [CLS] and [SEP]
-        self._added = 0 if tokenizer is None else len(tokenizer.encode(""))
-        self._vocab_size = manifest.vocab_size
-        self._types = 1
-        match manifest.source:
-            case TextSource(max_tokens=limit, vocab_size=own):
-                self.max_tokens = limit
-                self._vocab_size = manifest.vocab_size if own is None else own
-                self._types = manifest.source.token_types
-            case _:
-                self.max_tokens = manifest.context_length
+    is_alone = False
+    deferred: int | None = None
 
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.max_tokens = manifest.context_length
+
+    @abstractmethod
     def read(self, value: Any, *, truncate: bool = False) -> Source:
         """Return one input as token ids, pixels, a spectrogram or a wave."""
-        truncate = self.checked_truncate(truncate)
-        source = self._manifest.source
-        if isinstance(source, ImageSource):
-            return read_pixels(value, source)
-        if isinstance(source, PatchSource):
-            return read_whole(value, source)
-        if isinstance(source, AudioSource):
-            return _only(read_chunks(value, source), source)
-        if isinstance(source, WaveSource):
-            return read_wave(value, source)
-        if isinstance(source, ChunkedSource):
-            return _only_part(read_parts(value, source), source)
-        if isinstance(value, str):
-            ids = self._encode(value, truncate=truncate)
-        elif _is_pair(value):
-            ids = self._encode_pair(value, truncate=truncate)
-        else:
-            ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
-            ids = ids[: self.max_tokens] if truncate else ids
-        return self._filled(self._checked_length(ids))
+
+    @abstractmethod
+    def feeds(self, batch: Sequence[Source]) -> Feeds:
+        """Return graph inputs for a batch of sources."""
+
+    def length(self, source: Source) -> int:
+        """Number of tokens or vectors that a source counts as in batches."""
+        return len(source)
+
+    def calls(self, batch: Sequence[Source]) -> list[Feeds]:
+        """Return graph inputs for a batch of sources: one call, or one for each."""
+        return [self.feeds([source]) for source in batch] if self.is_alone else [self.feeds(batch)]
+
+    @abstractmethod
+    def checked_truncate(self, truncate: bool) -> bool:
+        """Return the flag if it applies to this encoder; or InputError."""
 
     def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
         """Return a text as token ids that know their characters; same errors as `read`."""
-        truncate = self.checked_truncate(truncate)
-        if not isinstance(value, str):
-            raise InputError(
-                f"Labels of tokens need a text, whose characters they name (got {shown(value)})."
-            )
-        if self._tokenizer is None:
-            raise no_tokenizer("text")
-        most = self.max_tokens if truncate else None
-        if not truncate:
-            self._tokenizer.check_length(value, self.max_tokens)
-        ids, spans = self._tokenizer.encode_spans(value, max_tokens=most)
-        if not any(spans):
-            raise _no_tokens(value)
-        return self._checked_length(SpannedIds(value, ids, spans))
+        raise no_tokenizer("text")
 
     def read_windows(
         self, question: str, context: str, *, max_tokens: int, stride: int
-    ) -> list[WindowIds]:
+    ) -> list["WindowIds"]:
         """Return a question with each part of its context."""
-        if self._tokenizer is None:
-            raise no_tokenizer("question and context")
-        windows = self._tokenizer.pair_windows(
-            question, context, max_tokens=max_tokens, stride=stride
-        )
-        if not any(windows[0].words):
-            raise _no_tokens(context)
-        self._check_types(windows[0].types)
-        return [WindowIds(window) for window in windows]
+        raise no_tokenizer("question and context")
 
-    def _checked_length(self, ids: list[int]) -> list[int]:
-        if len(ids) > self.max_tokens:
-            raise ContextLengthError(
-                f"The input has {len(ids)} tokens, and the limit is {self.max_tokens}. Split it, "
-                "or with an Encoder pass truncate=True."
-            )
-        return ids
+    # --- vectors for a decoder ------------------------------------------------------------------
 
-    def _filled(self, ids: list[int]) -> list[int]:
-        """Ids with the padding that the encoder reads, if it does."""
-        source = self._manifest.source
-        filler = source.filler if isinstance(source, TextSource) else None
-        return ids if filler is None else ids + [filler] * (self.max_tokens - len(ids))
+    def pixels(self, image: Image) -> NDArray[np.float32]:
+        """Read an image, `(channels, height, width)`."""
+        raise self._wrong("pixels", "an encoder of images")
+
+    def cut(self, image: Image, tiles: "Tiles") -> "Cut":
+        """Read an image in tiles."""
+        raise self._wrong("pixels", "an encoder of images")
+
+    def columns(self, pixels: NDArray[np.float32]) -> int:
+        """Count the vectors in a row of an image that keeps its proportions."""
+        raise self._wrong("columns", "an encoder of images that keep their proportions")
+
+    def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
+        """Read a sound of any length as spectrograms `(bins, frames)`."""
+        raise self._wrong("parts", "an encoder of sounds in chunks")
+
+    def vectors(self, values: NDArray[np.float32]) -> int:
+        """Count the vectors of `pixels` or of one of the `parts`."""
+        raise self._wrong("parts", "an encoder of sounds in chunks")
+
+    def _wrong(self, what: str, expected: str) -> BundleKindError:
+        return wrong_kind(self._manifest, what=what, expected=expected)
+
+
+class MediaSourceReader(SourceReader, Generic[S]):
+    """Reads images or sounds."""
+
+    def __init__(self, manifest: Manifest, source: S) -> None:
+        super().__init__(manifest)
+        self._source = source
 
     def checked_truncate(self, truncate: bool) -> bool:
-        """Return the flag if it applies to this encoder; or InputError."""
-        truncate = checked_flag("truncate", truncate)
-        source = self._manifest.source
-        if truncate and not isinstance(source, TextSource | None):
-            raise InputError(f"truncate is for texts, and this encoder reads {source.words}.")
+        """Refuse to cut."""
+        if checked_flag("truncate", truncate):
+            raise InputError(f"truncate is for texts, and this encoder reads {self._source.words}.")
         return truncate
 
-    def calls(self, batch: Sequence[Source]) -> list[dict[str, NDArray[Any]]]:
-        """Return graph inputs for a batch of sources: one call, or one for each wave or image.
+    def read(self, value: Any, *, truncate: bool = False) -> NDArray[np.float32]:
+        """See `SourceReader`."""
+        self.checked_truncate(truncate)
+        return self._read(value)
 
-        Waves and images of any size are not padded, so that the encoder sees nothing else.
-        """
-        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource | PatchSource)
-        return [self.feeds([source]) for source in batch] if one_by_one else [self.feeds(batch)]
-
-    def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
-        """Return graph inputs for a batch of sources; texts are padded on the right."""
-        source = self._manifest.source
-        if isinstance(source, ChunkedSource):
-            (mel_MF,) = batch
-            return part_feeds(np.asarray(mel_MF, np.float32), source)
-        if isinstance(source, PatchSource):
-            (pixels_CHW,) = batch
-            return patch_feeds(np.asarray(pixels_CHW, np.float32), source)
-        name = _MEDIA.get(type(source))
-        if name is not None:
-            return {name: np.stack([np.asarray(values, np.float32) for values in batch])}
-        texts = pad(batch, padding=self._manifest.tokens.pad or 0)
-        if self._types > 1:
-            types = [ids.types if isinstance(ids, TypedIds) else [0] * len(ids) for ids in batch]
-            texts[TYPES] = pad(types, padding=0)[IDS]
-        return texts
-
-    def _encode(self, text: str, *, truncate: bool) -> list[int]:
-        if self._tokenizer is None:
-            raise no_tokenizer("text")
-        if truncate:
-            ids = self._tokenizer.encode_start(text, max_tokens=self.max_tokens)
-        else:
-            self._tokenizer.check_length(text, self.max_tokens)
-            ids = self._tokenizer.encode(text)
-        if len(ids) <= self._added:
-            raise _no_tokens(text)
-        return ids
-
-    def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
-        if self._tokenizer is None:
-            raise no_tokenizer("pairs of texts")
-        source = self._manifest.source
-        most = self.max_tokens if truncate else None
-        if not truncate:
-            for text in texts:
-                self._tokenizer.check_length(text, self.max_tokens)
-        if self._types == 1:
-            has_types = not (isinstance(source, TextSource) and source.pairs)
-            return self._tokenizer.encode_pair(*texts, max_tokens=most, has_types=has_types)
-        ids, types = self._tokenizer.encode_typed_pair(*texts, max_tokens=most)
-        self._check_types(types)
-        return TypedIds(ids, types)
-
-    def _check_types(self, types: Sequence[int]) -> None:
-        if self._types > 1 and max(types) >= self._types:
-            raise TokenizerError(
-                f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
-                f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
-            )
-
-
-def _only(chunks_KMF: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
-    """The spectrogram of a sound that has one."""
-    if len(chunks_KMF) > 1:
-        raise ContextLengthError(
-            f"The encoder reads sounds of at most {source.seconds:g} seconds. Split it, or call "
-            "`transcribe`."
-        )
-    chunk_MF: NDArray[np.float32] = chunks_KMF[0]
-    return chunk_MF
-
-
-def _only_part(parts: Sequence[NDArray[np.float32]], source: ChunkedSource) -> NDArray[np.float32]:
-    """The only part of a sound that has one."""
-    if len(parts) > 1:
-        raise ContextLengthError(
-            f"The encoder reads sounds of at most {source.seconds:g} seconds. Split it."
-        )
-    return parts[0]
-
-
-def _no_tokens(text: str) -> InputError:
-    return InputError(f"The text {text[:40]!r} has no tokens. Leave it out.")
-
-
-def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(text, str) for text in value)
-    )
+    @abstractmethod
+    def _read(self, value: Any) -> NDArray[np.float32]:
+        """Read one image or sound."""
 
 
 def has_parts(prompt: Any) -> bool:
@@ -282,34 +148,3 @@ def is_batch(inputs: Any) -> bool:
 def as_list(inputs: Any) -> list[Any]:
     """The inputs of a batch, or one input as a batch."""
     return list(inputs) if is_batch(inputs) else [inputs]
-
-
-def part_feeds(features_MF: NDArray[np.float32], source: ChunkedSource) -> dict[str, NDArray[Any]]:
-    """Return the graph inputs of a part: its chunks `(K, bins, chunk)`, and its vectors `(1,)`."""
-    frames = features_MF.shape[1]
-    padded_MF = np.pad(features_MF, ((0, 0), (0, -frames % source.chunk)))
-    chunks_MKF = padded_MF.reshape(source.bins, -1, source.chunk)
-    return {
-        MEL: np.ascontiguousarray(chunks_MKF.swapaxes(0, 1)),
-        LENGTHS: np.array([source.length(frames)], np.int32),
-    }
-
-
-def patch_feeds(pixels_CHW: NDArray[np.float32], source: PatchSource) -> dict[str, NDArray[Any]]:
-    """Return the graph inputs of an image that keeps its proportions."""
-    image = flat_patches(pixels_CHW, source)
-    values = {
-        PATCHES: image.patches,
-        ROW_WEIGHTS: image.rows,
-        COLUMN_WEIGHTS: image.columns,
-        POSITIONS: image.positions,
-    }
-    return {name: array for name, array in values.items() if array is not None}
-
-
-def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:
-    """Return ids of any lengths as `input_ids` int64 `(B, T)` and `lengths` int32 `(B,)`."""
-    lengths = [len(row) for row in rows]
-    longest = max(lengths)
-    padded = [[*row, *[padding] * (longest - len(row))] for row in rows]
-    return {IDS: np.array(padded, np.int64), LENGTHS: np.array(lengths, np.int32)}

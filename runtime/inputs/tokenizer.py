@@ -5,7 +5,6 @@ The only module that imports the `tokenizers` library, whose panics become error
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import index
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tokenizers
 
 from ortolan.runtime.errors import ContextLengthError, TokenizerError, shown
-from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.ids import TokenSpan, WindowIds, checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream, token_bytes
 from ortolan.runtime.inputs.tokenizer_file import Outline, components_of, read_outline
 from ortolan.runtime.inputs.unlocked import TokenSize, Unlocked, token_size
@@ -24,38 +23,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSpan:
-    """Where a token lies in its text.
-
-    Attributes:
-        start: first character.
-        end: character after the last.
-        continues_word: whether the word began in an earlier token. Exact for tokenizers that mark
-            such tokens, as WordPiece does; for others, whether there is no space before it.
-    """
-
-    start: int
-    end: int
-    continues_word: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairWindow:
-    """The ids of a text and of a part of another, as one input.
-
-    Attributes:
-        ids: with special tokens.
-        types: token type of each id.
-        words: for each id, start and end in the second text of the word that the token is part of;
-            None for special tokens and those of the first text.
-    """
-
-    ids: list[int]
-    types: list[int]
-    words: list[tuple[int, int] | None]
 
 
 class Tokenizer:
@@ -162,7 +129,7 @@ class Tokenizer:
 
     def encode_spans(
         self, text: str, *, max_tokens: int | None = None
-    ) -> tuple[list[int], list["TokenSpan | None"]]:
+    ) -> tuple[list[int], list[TokenSpan | None]]:
         """Return the token ids of a text, and the characters of each token.
 
         Args:
@@ -187,7 +154,7 @@ class Tokenizer:
             for token, entry, place in rows
         ]
 
-    def _span(self, text: str, token: int, entry: str, start: int, end: int) -> "TokenSpan":
+    def _span(self, text: str, token: int, entry: str, start: int, end: int) -> TokenSpan:
         if token == self._unknown:
             continues = False
         elif getattr(self._library.model, "continuing_subword_prefix", None):
@@ -313,7 +280,7 @@ class Tokenizer:
 
     def pair_windows(
         self, first: str, second: str, *, max_tokens: int, stride: int
-    ) -> list[PairWindow]:
+    ) -> list[WindowIds]:
         """Return a text with each part of another, in overlapping windows.
 
         Args:
@@ -342,10 +309,10 @@ class Tokenizer:
             parts = [other, *other.overflowing]
             windows = [self._library.post_process(own, part) for part in parts]
         return [
-            PairWindow(
-                ids=self._in_vocabulary(window.ids),
-                types=window.type_ids,
-                words=_placed(_words(part), [sequence == 1 for sequence in window.sequence_ids]),
+            WindowIds(
+                self._in_vocabulary(window.ids),
+                window.type_ids,
+                _placed(_words(part), [sequence == 1 for sequence in window.sequence_ids]),
             )
             for part, window in zip(parts, windows, strict=True)
         ]

@@ -43,7 +43,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
-from ortolan.runtime.inputs.source import part_feeds, patch_feeds
+from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
@@ -72,10 +72,6 @@ PADDING = 3
 
 BATCH_NUMBERS = 1 << 24
 """Output numbers of a batch, 64 MiB; two inputs are always a batch."""
-
-
-_ONE_BY_ONE = WaveSource | ChunkedSource | PatchSource
-"""Sources whose inputs are never padded to a batch."""
 
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
@@ -110,7 +106,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        ways = 1 if isinstance(engine.manifest.source, _ONE_BY_ONE) else 2
+        ways = 1 if source_of(engine.manifest, None).is_alone else 2
         return ways * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
@@ -353,7 +349,7 @@ def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     lengths = [probe.length for probe in certificate.probes]
     for number in range(len(lengths)):
         yield from _encoded(engine, certificate, [number], "single")
-    if isinstance(engine.manifest.source, _ONE_BY_ONE):
+    if source_of(engine.manifest, None).is_alone:
         return
     for group in groups(lengths, 1 if output is None else output.size):
         yield from _encoded(engine, certificate, group, "batch")
@@ -370,10 +366,11 @@ def _encoded(
             inputs = {WAVE: _wave(source, number, certificate.probes[number].length)}
         else:
             sound_N = probe_wave(source, number, certificate.probes[number].length)
-            inputs = part_feeds(log_mel(sound_N, source), source)
+            inputs = source_of(engine.manifest, None).feeds([log_mel(sound_N, source)])
     elif isinstance(source, PatchSource):
         (number,) = group
-        inputs = patch_feeds(normalized(sized_picture(source, number), source), source)
+        pixels_CHW = normalized(sized_picture(source, number), source)
+        inputs = source_of(engine.manifest, None).feeds([pixels_CHW])
     elif certificate.images is None:
         inputs = _padded(certificate, group)
     else:

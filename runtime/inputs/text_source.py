@@ -1,0 +1,152 @@
+"""Texts, pairs of texts and token ids as inputs of an encoder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ortolan.runtime.arguments import checked_flag
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, TYPES
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
+from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids
+from ortolan.runtime.inputs.source import Feeds, Source, SourceReader
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+
+
+class TextReader(SourceReader):
+    """Reads texts, pairs of texts and token ids."""
+
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+        super().__init__(manifest)
+        self._tokenizer = tokenizer
+        # tokens around a text, such as [CLS] and [SEP]
+        self._added = 0 if tokenizer is None else len(tokenizer.encode(""))
+        source = manifest.source
+        if not isinstance(source, TextSource):
+            source = TextSource(max_tokens=manifest.context_length)
+        self.max_tokens = source.max_tokens
+        self._vocab_size = source.vocab_size or manifest.vocab_size
+        self._types, self._has_pairs = source.token_types, source.pairs
+        self._filler, self._padding = source.filler, manifest.tokens.pad or 0
+
+    def read(self, value: Any, *, truncate: bool = False) -> Source:
+        """See `SourceReader`."""
+        truncate = self.checked_truncate(truncate)
+        if isinstance(value, str):
+            ids = self._encode(value, truncate=truncate)
+        elif _is_pair(value):
+            ids = self._encode_pair(value, truncate=truncate)
+        else:
+            ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
+            ids = ids[: self.max_tokens] if truncate else ids
+        ids = self._checked_length(ids)
+        # padding that the encoder reads like other tokens
+        missing = 0 if self._filler is None else self.max_tokens - len(ids)
+        return ids + [self._filler or 0] * missing if missing else ids
+
+    def checked_truncate(self, truncate: bool) -> bool:
+        """See `SourceReader`."""
+        return checked_flag("truncate", truncate)
+
+    def feeds(self, batch: Sequence[Source]) -> Feeds:
+        """Return graph inputs; texts are padded on the right."""
+        texts = pad(batch, padding=self._padding)
+        if self._types > 1:
+            types = [ids.types if isinstance(ids, TypedIds) else [0] * len(ids) for ids in batch]
+            texts[TYPES] = pad(types, padding=0)[IDS]
+        return texts
+
+    def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
+        """See `SourceReader`."""
+        truncate = self.checked_truncate(truncate)
+        if not isinstance(value, str):
+            raise InputError(
+                f"Labels of tokens need a text, whose characters they name (got {shown(value)})."
+            )
+        if self._tokenizer is None:
+            raise no_tokenizer("text")
+        most = self.max_tokens if truncate else None
+        if not truncate:
+            self._tokenizer.check_length(value, self.max_tokens)
+        ids, spans = self._tokenizer.encode_spans(value, max_tokens=most)
+        if not any(spans):
+            raise _no_tokens(value)
+        return self._checked_length(SpannedIds(value, ids, spans))
+
+    def read_windows(
+        self, question: str, context: str, *, max_tokens: int, stride: int
+    ) -> list[WindowIds]:
+        """See `SourceReader`."""
+        if self._tokenizer is None:
+            raise no_tokenizer("question and context")
+        windows = self._tokenizer.pair_windows(
+            question, context, max_tokens=max_tokens, stride=stride
+        )
+        if not any(windows[0].words):
+            raise _no_tokens(context)
+        self._check_types(windows[0].types)
+        return windows
+
+    def _checked_length(self, ids: list[int]) -> list[int]:
+        if len(ids) > self.max_tokens:
+            raise ContextLengthError(
+                f"The input has {len(ids)} tokens, and the limit is {self.max_tokens}. Split it, "
+                "or with an Encoder pass truncate=True."
+            )
+        return ids
+
+    def _encode(self, text: str, *, truncate: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise no_tokenizer("text")
+        if truncate:
+            ids = self._tokenizer.encode_start(text, max_tokens=self.max_tokens)
+        else:
+            self._tokenizer.check_length(text, self.max_tokens)
+            ids = self._tokenizer.encode(text)
+        if len(ids) <= self._added:
+            raise _no_tokens(text)
+        return ids
+
+    def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise no_tokenizer("pairs of texts")
+        most = self.max_tokens if truncate else None
+        if not truncate:
+            for text in texts:
+                self._tokenizer.check_length(text, self.max_tokens)
+        if self._types == 1:
+            return self._tokenizer.encode_pair(
+                *texts, max_tokens=most, has_types=not self._has_pairs
+            )
+        ids, types = self._tokenizer.encode_typed_pair(*texts, max_tokens=most)
+        self._check_types(types)
+        return TypedIds(ids, types)
+
+    def _check_types(self, types: Sequence[int]) -> None:
+        if self._types > 1 and max(types) >= self._types:
+            raise TokenizerError(
+                f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
+                f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
+            )
+
+
+def _no_tokens(text: str) -> InputError:
+    return InputError(f"The text {text[:40]!r} has no tokens. Leave it out.")
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(text, str) for text in value)
+    )
+
+
+def pad(rows: Sequence[Any], *, padding: int) -> Feeds:
+    """Return ids of any lengths as `input_ids` int64 `(B, T)` and `lengths` int32 `(B,)`."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    padded = [[*row, *[padding] * (longest - len(row))] for row in rows]
+    return {IDS: np.array(padded, np.int64), LENGTHS: np.array(lengths, np.int32)}
