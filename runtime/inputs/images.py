@@ -9,7 +9,6 @@ pixel is decoded.
 import io
 import os
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError, MissingExtraError
+from ortolan.runtime.inputs.media_file import contents
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
@@ -72,7 +72,10 @@ def read_values(image: Any, source: ImageSource | PatchSource) -> NDArray[np.uin
     Raises what `read_pixels` raises, except about sizes.
     """
     if not isinstance(image, np.ndarray):
-        return _converted(_decode(*_contents(image)), source)
+        data, name = contents(
+            image, "image", most=limits.MAX_IMAGE_BYTES, advice="Make it smaller first."
+        )
+        return _converted(_decode(data, name), source)
     values_HWC = _check_array(image)
     if values_HWC.shape[2] == source.channels:
         return values_HWC
@@ -138,38 +141,6 @@ def _check_memory(image: "Pillow.Image", name: str) -> None:
             f"it would need {size >> 20} MiB (at most {limits.MAX_IMAGE_MEMORY >> 20}). Make it "
             "smaller first."
         )
-
-
-def _contents(image: Any) -> tuple[bytes, str]:
-    """Return the bytes of an image file, and a name for errors."""
-    if isinstance(image, bytes):
-        data, name = image, "image"
-    elif isinstance(image, str | os.PathLike):
-        data, name = _read_file(Path(image)), f"{os.fspath(image)}"
-    else:
-        raise InputError(
-            f"image must be a path, the bytes of a file or an array (got {type(image).__name__})."
-        )
-    if len(data) > limits.MAX_IMAGE_BYTES:
-        raise InputError(
-            f"{name} has more than {limits.MAX_IMAGE_BYTES} bytes. Make it smaller first."
-        )
-    return data, name
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        # a pipe or a device may never end
-        if not path.is_file():
-            problem = "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{path} {problem}. Check the path of the image.")
-        with path.open("rb") as stream:
-            return stream.read(limits.MAX_IMAGE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{str(path)[:300]!r} cannot be read: {reason}. Check the path of the image."
-        ) from error
 
 
 def _pillow() -> Any:

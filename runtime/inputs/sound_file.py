@@ -12,11 +12,9 @@ Shape letters: N samples, C channels.
 """
 
 import io
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.errors import InputError, MissingExtraError
+from ortolan.runtime.inputs.media_file import contents
 
 FORMATS = ("AIFF", "FLAC", "MP3", "OGG", "WAV", "WAVEX")
 """Formats to decode, as soundfile names them. Others are rare and rarely tested."""
@@ -70,7 +69,7 @@ def open_blocks(sound: Any) -> Blocks:
     Args:
         sound: a path, or the bytes of a file.
     """
-    data, name = _contents(sound)
+    data, name = contents(sound, "The sound", most=limits.MAX_AUDIO_BYTES, advice="Split it first.")
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: its library is missing
@@ -153,36 +152,6 @@ def check_size(samples: int, rate: int, channels: int, name: str) -> None:
 def mono(samples_NC: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the mean of the channels, `(N,)`."""
     return samples_NC[:, 0] if samples_NC.shape[1] == 1 else samples_NC.mean(1)
-
-
-def _contents(sound: Any) -> tuple[bytes, str]:
-    """Return the bytes of a sound file, and a name for errors."""
-    if isinstance(sound, bytes):
-        data, name = sound, "The sound"
-    elif isinstance(sound, str | os.PathLike):
-        data, name = _read_file(Path(sound)), os.fspath(sound)
-    else:
-        raise InputError(
-            f"A sound must be a path, the bytes of a file or an array (got {type(sound).__name__})."
-        )
-    if len(data) > limits.MAX_AUDIO_BYTES:
-        raise InputError(f"{name} has more than {limits.MAX_AUDIO_BYTES} bytes. Split it first.")
-    return data, name
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        # a pipe or a device may never end
-        if not path.is_file():
-            problem = "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{path} {problem}. Check the path of the sound.")
-        with path.open("rb") as stream:
-            return stream.read(limits.MAX_AUDIO_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{str(path)[:300]!r} cannot be read: {reason}. Check the path of the sound."
-        ) from error
 
 
 # --- lengths that headers state -----------------------------------------------------------------
