@@ -86,7 +86,17 @@ def dictate(
         done = answer(part_N, start, most)
         named, text = _read(done.text, dictation)
         heard = heard or named
-        segments.append(_segment(done, text, at / source.rate, seconds))
+        logprobs = [entry.logprob for entry in done.logprobs or ()]
+        start_s = at / source.rate
+        segments.append(
+            Segment(
+                start=start_s,
+                end=start_s + seconds,
+                text=text,
+                tokens=done.tokens,
+                logprob=sum(logprobs) / max(1, len(logprobs)),
+            )
+        )
         at += len(part_N)
     return Transcript(
         segments=tuple(segments), seconds=len(samples_N) / source.rate, language=heard
@@ -112,17 +122,6 @@ def _read(answer: str, dictation: Dictation) -> tuple[str | None, str]:
     name = before.strip().removeprefix(dictation.language.strip()).strip()
     codes = {name: code for code, name in dictation.languages.items()}
     return codes.get(name), text.strip()
-
-
-def _segment(done: Completion, text: str, start: float, seconds: float) -> Segment:
-    logprobs = [entry.logprob for entry in done.logprobs or ()]
-    return Segment(
-        start=start,
-        end=start + seconds,
-        text=text,
-        tokens=done.tokens,
-        logprob=sum(logprobs) / max(1, len(logprobs)),
-    )
 
 
 def _parts(samples_N: NDArray[np.float32], rate: int) -> Iterator[NDArray[np.float32]]:

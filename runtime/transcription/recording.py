@@ -4,8 +4,8 @@ Shape letters: N samples, M mel bins, F frames.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,33 +37,52 @@ class Window:
     most_tokens: int | None = None
 
 
-class Windows(Protocol):
+class Windows(ABC):
     """A sound that is read window by window."""
+
+    def __init__(self, source: AudioSource | WaveSource) -> None:
+        self._rate = source.rate
+        self._at = 0
 
     @property
     def start(self) -> float:
         """Seconds from the start of the sound to the current window."""
+        return self._at / self._rate
 
     @property
+    @abstractmethod
     def is_done(self) -> bool:
         """Whether all windows were read."""
 
+    @abstractmethod
     def window(self) -> Window:
         """Return the current window."""
 
+    @abstractmethod
     def move(self, vectors: int | None) -> None:
         """Start the next window this number of vectors later; `None` for the end of this one."""
 
 
-class LiveWindows(Windows, Protocol):
+class LiveWindows(Windows):
     """A sound that grows."""
 
+    def __init__(self, source: AudioSource | WaveSource) -> None:
+        super().__init__(source)
+        self._samples_N = np.zeros(0, np.float32)
+
     @property
+    @abstractmethod
     def is_full(self) -> bool:
         """Whether there is a whole window."""
 
     def extend(self, samples_N: NDArray[np.float32]) -> None:
         """Add samples at the rate of the encoder."""
+        self._samples_N = np.concatenate([self._samples_N, samples_N])
+
+    def _drop(self, samples: int) -> None:
+        """Go on after the first samples."""
+        self._at += samples
+        self._samples_N = self._samples_N[samples:]
 
 
 def whole_windows(
@@ -93,92 +112,75 @@ def live_windows(
     return WaveParts(source, context_length, tokens_per_second)
 
 
-class Recording:
+class Recording(Windows):
     """A whole sound. Its loudest part sets the scale of all windows, as in training."""
 
     def __init__(self, samples_N: NDArray[np.float32], source: AudioSource) -> None:
+        super().__init__(source)
         self._source = source
         self._frames = max(1, len(samples_N) // source.hop)
         missing = max(0, source.samples - len(samples_N))
         self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)
-        self._frame = 0
-
-    @property
-    def start(self) -> float:
-        """See `Windows`."""
-        return self._frame * self._source.hop / self._source.rate
 
     @property
     def is_done(self) -> bool:
         """See `Windows`."""
-        return self._frame >= self._frames
+        return self._left <= 0
 
     def window(self) -> Window:
         """See `Windows`."""
-        size = self._source.frames
-        window_MF = self._features_MF[:, self._frame : self._frame + size]
+        size, first = self._source.frames, self._at // self._source.hop
+        window_MF = self._features_MF[:, first : first + size]
         padded_MF = np.pad(window_MF, ((0, 0), (0, size - window_MF.shape[1])))
         return _window(padded_MF, self._source, self._left)
 
     def move(self, vectors: int | None) -> None:
         """See `Windows`."""
-        self._frame += self._left if vectors is None else vectors * _stride(self._source)
+        frames = self._left if vectors is None else vectors * _stride(self._source)
+        self._at += frames * self._source.hop
 
     @property
     def _left(self) -> int:
         """Frames of the sound in the current window."""
-        return min(self._frames - self._frame, self._source.frames)
+        return min(self._frames - self._at // self._source.hop, self._source.frames)
 
 
-class LiveRecording:
+class LiveRecording(LiveWindows):
     """A sound that grows. Each window has its own scale, since what follows is not known."""
 
     def __init__(self, source: AudioSource) -> None:
+        super().__init__(source)
         self._source = source
-        self._samples_N = np.zeros(0, np.float32)
-        self._frame = 0
-
-    @property
-    def start(self) -> float:
-        """See `Windows`."""
-        return self._frame * self._source.hop / self._source.rate
 
     @property
     def is_done(self) -> bool:
         """See `Windows`."""
-        return self._frames == 0
+        return self._left == 0
 
     @property
     def is_full(self) -> bool:
         """See `LiveWindows`."""
-        return self._frames >= self._source.frames
-
-    def extend(self, samples_N: NDArray[np.float32]) -> None:
-        """See `LiveWindows`."""
-        self._samples_N = np.concatenate([self._samples_N, samples_N])
+        return self._left == self._source.frames
 
     def window(self) -> Window:
         """See `Windows`."""
         source = self._source
         samples_N = self._samples_N[: source.samples]
         padded_N = np.pad(samples_N, (0, source.samples - len(samples_N)))
-        return _window(log_mel(padded_N, source), source, min(self._frames, source.frames))
+        return _window(log_mel(padded_N, source), source, self._left)
 
     def move(self, vectors: int | None) -> None:
         """See `Windows`."""
-        source = self._source
-        left = min(self._frames, source.frames)
-        frames = left if vectors is None else vectors * _stride(source)
-        self._frame += frames
-        self._samples_N = self._samples_N[frames * source.hop :]
+        frames = self._left if vectors is None else vectors * _stride(self._source)
+        self._drop(frames * self._source.hop)
 
     @property
-    def _frames(self) -> int:
-        """Frames that are not transcribed yet."""
-        return len(self._samples_N) // self._source.hop
+    def _left(self) -> int:
+        """Frames of the sound in the current window."""
+        return min(len(self._samples_N) // self._source.hop, self._source.frames)
 
 
-class WaveParts:
+class WaveParts(LiveWindows):
     """A sound, whole or growing, that is cut where it is quietest."""
 
     def __init__(
@@ -187,6 +189,7 @@ class WaveParts:
         context_length: int,
         tokens_per_second: float = TOKENS_PER_SECOND,
     ) -> None:
+        super().__init__(source)
         self._source, self._pace = source, tokens_per_second
         room = int((context_length - 1) / tokens_per_second * source.rate)
         self._longest = min(source.samples, room)
@@ -196,13 +199,6 @@ class WaveParts:
                 f"{source.seconds:g} seconds, too little to transcribe. Export it with a larger "
                 "--max-context, or lower tokens_per_second."
             )
-        self._samples_N = np.zeros(0, np.float32)
-        self._at = 0
-
-    @property
-    def start(self) -> float:
-        """See `Windows`."""
-        return self._at / self._source.rate
 
     @property
     def is_done(self) -> bool:
@@ -213,10 +209,6 @@ class WaveParts:
     def is_full(self) -> bool:
         """See `LiveWindows`."""
         return len(self._samples_N) > self._longest + self._source.window
-
-    def extend(self, samples_N: NDArray[np.float32]) -> None:
-        """See `LiveWindows`."""
-        self._samples_N = np.concatenate([self._samples_N, samples_N])
 
     def window(self) -> Window:
         """See `Windows`."""
@@ -231,9 +223,7 @@ class WaveParts:
 
     def move(self, vectors: int | None) -> None:
         """See `Windows`."""
-        end = self._end if vectors is None else vectors * self._source.hop
-        self._at += end
-        self._samples_N = self._samples_N[end:]
+        self._drop(self._end if vectors is None else vectors * self._source.hop)
 
     @property
     def _end(self) -> int:
