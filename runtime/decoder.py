@@ -399,4 +399,4 @@ def _media_reader(engine: Engine, encoder: "Encoder | None") -> MediaReader | No
     features, pictures = engine.manifest.features, engine.pictures
     if encoder is None or features is None or pictures is None:
         return None
-    return MediaReader(encoder, features, pictures)
+    return MediaReader(encoder._engine, encoder._reader, features, pictures)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.bundle.parts import Tiles
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
@@ -19,6 +18,7 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.generation.media_reader import vectors_of
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.images import Image
 from ortolan.runtime.inputs.source import Inputs
@@ -280,9 +280,7 @@ class Encoder(Model):
 
     def vectors(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute vectors `(vectors, width)` from `pixels` of an image or one of the `parts`."""
-        count = self._reader.vectors(values)
-        vectors: NDArray[np.float32] = self._engine.encode(self._reader.feeds([values]))[OUTPUT][0]
-        return vectors[:count]  # silence fills the last chunk of a sound
+        return vectors_of(self._engine, self._reader, values)
 
     def columns(self, pixels: NDArray[np.float32]) -> int:
         """Count the vectors in a row of an image that keeps its proportions, from its `pixels`.

@@ -1,27 +1,32 @@
 """Turns the images or sounds of a prompt into vectors for a decoder."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.parts import Features, Tiles
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.request_reader import Seen
 from ortolan.runtime.inputs.medium import Medium
+from ortolan.runtime.inputs.source import SourceReader
 from ortolan.runtime.inputs.tiles import surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
-
-if TYPE_CHECKING:
-    from ortolan.runtime.encoder import Encoder
 
 
 class MediaReader:
     """Computes the vectors of images or sounds, or finds those of an earlier prompt."""
 
-    def __init__(self, encoder: "Encoder", features: Features, pictures: Pictures) -> None:
+    def __init__(
+        self, encoder: Engine, source: SourceReader, features: Features, pictures: Pictures
+    ) -> None:
         self._encoder = encoder
+        self._source = source
         self._features = features
         self._pictures = pictures
 
@@ -32,35 +37,39 @@ class MediaReader:
             return self._sound(medium.value, medium.rate)
         if isinstance(tiles, Tiles):
             return self._tiled(medium.value, tiles, tokenizer)
-        encoder = self._encoder
-        pixels = encoder.pixels(medium.value)
-        columns = encoder.columns(pixels) if self._pictures.are_grids else None
-        picture = self._pictures.find((pixels,), lambda: encoder.vectors(pixels), columns=columns)
+        pixels = self._source.pixels(medium.value)
+        columns = self._source.columns(pixels) if self._pictures.are_grids else None
+        picture = self._pictures.find((pixels,), lambda: self._vectors((pixels,)), columns=columns)
         return Seen(picture, picture.ids)
 
     def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
         if tokenizer is None:
             raise no_tokenizer("image")
-        encoder, features = self._encoder, self._features
-        parts = encoder.cut(image, tiles)
-        text = surrounded(parts, tiles, tokenizer.text_of(features.token))
-        picture = self._pictures.find(
-            parts.pixels, lambda: np.concatenate([encoder.vectors(tile) for tile in parts.pixels])
-        )
+        token = self._features.token
+        parts = self._source.cut(image, tiles)
+        text = surrounded(parts, tiles, tokenizer.text_of(token))
+        picture = self._pictures.find(parts.pixels, lambda: self._vectors(parts.pixels))
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        counts = [encoder.count((tile,)) for tile in parts.pixels]
-        return Seen(picture, picture.between(tokens, features.token, counts))
+        counts = [self._source.vectors(tile) for tile in parts.pixels]
+        return Seen(picture, picture.between(tokens, token, counts))
 
     def _sound(self, sound: Any, rate: int | None) -> Seen:
-        encoder = self._encoder
-        parts = encoder.parts(sound, rate=rate)
-        count, most = encoder.count(parts), limits.MAX_FEATURES
+        parts = self._source.parts(sound, rate=rate)
+        count, most = sum(map(self._source.vectors, parts)), limits.MAX_FEATURES
         if count > most:
             raise InputError(
                 f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
             )
-        picture = self._pictures.find(
-            parts,
-            lambda: np.concatenate([encoder.vectors(part) for part in parts]),
-        )
+        picture = self._pictures.find(parts, lambda: self._vectors(parts))
         return Seen(picture, picture.ids)
+
+    def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        return np.concatenate([vectors_of(self._encoder, self._source, part) for part in parts])
+
+
+def vectors_of(
+    encoder: Engine, source: SourceReader, values: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Compute the vectors of an image, a tile or a part of a sound, `(vectors, width)`."""
+    vectors: NDArray[np.float32] = encoder.encode(source.feeds([values]))[OUTPUT][0]
+    return vectors[: source.vectors(values)]  # silence fills the last chunk of a sound
