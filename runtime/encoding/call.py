@@ -48,6 +48,7 @@ class EncoderCall(Generic[R]):
 
     Attributes:
         tokens: number of tokens of all texts, or of vectors of all waves.
+        error: that ended the call, if any.
     """
 
     def __init__(self, items: Sequence[Item], finish: Callable[[list[Row]], R]) -> None:
@@ -55,8 +56,8 @@ class EncoderCall(Generic[R]):
         self.tokens = sum(item.length for item in items if item.ids is not None)
         self._finish = finish
         self._rows: dict[int, Row] = {}
-        self._error: OrtolanError | None = None
-        self._is_cancelled = False
+        self.error: OrtolanError | None = None
+        self.was_cancelled = False
 
     @property
     def is_complete(self) -> bool:
@@ -66,17 +67,7 @@ class EncoderCall(Generic[R]):
     @property
     def is_done(self) -> bool:
         """Whether all outputs have come, or the call has ended early."""
-        return self.is_complete or self._error is not None or self._is_cancelled
-
-    @property
-    def was_cancelled(self) -> bool:
-        """Whether the call was cancelled."""
-        return self._is_cancelled
-
-    @property
-    def error(self) -> OrtolanError | None:
-        """The error that ended the call, if any."""
-        return self._error
+        return self.is_complete or self.error is not None or self.was_cancelled
 
     def put(self, item: Item, output: Row | OrtolanError) -> None:
         """Take the output of an input, or its error, which ends the call."""
@@ -87,17 +78,17 @@ class EncoderCall(Generic[R]):
 
     def fail(self, error: OrtolanError) -> None:
         """End the call with an error."""
-        self._error = self._error or error
+        self.error = self.error or error
 
     def cancel(self) -> None:
         """End the call."""
-        self._is_cancelled = True
+        self.was_cancelled = True
 
     def result(self) -> R:
         """The result."""
-        if self._error is not None:
-            raise self._error
-        if self._is_cancelled:
+        if self.error is not None:
+            raise self.error
+        if self.was_cancelled:
             raise CancelledError("The request was cancelled.")
         if not self.is_done:
             raise InputError("result: the call has not ended.")

@@ -87,11 +87,7 @@ class Tokenizer:
         return token_size(self._library, components)
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Reject a text that surely has more tokens, so that it need not be encoded.
-
-        Raises:
-            ContextLengthError: it has.
-        """
+        """Reject a text that surely has more tokens, so that it need not be encoded."""
         if len(text) > max_tokens and self._token_size.exceeds(text, max_tokens):
             raise ContextLengthError(
                 f"A text of {len(text)} characters has more tokens than the limit of {max_tokens}. "
@@ -130,19 +126,7 @@ class Tokenizer:
     def encode_spans(
         self, text: str, *, max_tokens: int | None = None
     ) -> tuple[list[int], list[TokenSpan | None]]:
-        """Return the token ids of a text, and the characters of each token.
-
-        Args:
-            text: any text without lone surrogates.
-            max_tokens: cut the text at its end, before the special tokens.
-
-        Returns:
-            Ids with special tokens around the text, and a span per id: None for those special
-            tokens.
-
-        Raises:
-            TokenizerError: as for `encode_start`.
-        """
+        """Return the token ids of a text, and the characters of each token."""
         with _ENCODING:
             bare, encoding = self._start(text, max_tokens)
             # those of `encoding` are trimmed twice
@@ -165,11 +149,7 @@ class Tokenizer:
         return TokenSpan(start=start, end=end, continues_word=continues)
 
     def text_of(self, token: int) -> str:
-        """Return the text of an added token.
-
-        Raises:
-            TokenizerError: the tokenizer has added no such token.
-        """
+        """Return the text of an added token."""
         if token not in self._added:
             raise TokenizerError(
                 f"tokenizer.json has no added token {token}, which stands for images or sounds. "
@@ -196,11 +176,7 @@ class Tokenizer:
         return other
 
     def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
-        """Return the ids of the longest start of a text that fits, special tokens included.
-
-        Raises:
-            TokenizerError: as for `encode`, or `max_tokens` leaves no room for the text.
-        """
+        """Return the ids of the longest start of a text that fits, special tokens included."""
         ids = self.encode(text)
         if len(ids) <= max_tokens:
             return ids
@@ -234,15 +210,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of two texts as one input, with special tokens around and between them.
 
-        Args:
-            first: such as a query.
-            second: such as a document.
-            max_tokens: shorten the longer text, at its end, until both fit; then both in turn.
-            has_types: whether the model may depend on token types, which are not returned.
-
-        Raises:
-            TokenizerError: as for `encode`; also if `max_tokens` leaves no room for the texts, or
-                type ids tell the texts apart and the model may depend on them.
+        `max_tokens` shortens the longer text, at its end, until both fit; then both in turn.
+        `has_types`: whether the model may depend on token types, which are not returned.
         """
         ids, types = self.encode_typed_pair(first, second, max_tokens=max_tokens)
         if has_types and any(types):
@@ -255,10 +224,7 @@ class Tokenizer:
     def encode_typed_pair(
         self, first: str, second: str, *, max_tokens: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return the ids of two texts as one input, and the type of each token.
-
-        Same arguments and errors as `encode_pair`, apart from `has_types`.
-        """
+        """Return the ids of two texts as one input, and the type of each token."""
         texts = (first, second)
         for text in texts:
             self._check_text(text)
@@ -281,18 +247,7 @@ class Tokenizer:
     def pair_windows(
         self, first: str, second: str, *, max_tokens: int, stride: int
     ) -> list[WindowIds]:
-        """Return a text with each part of another, in overlapping windows.
-
-        Args:
-            first: such as a question; never cut.
-            second: such as the text that answers it.
-            max_tokens: maximum length of a window, special tokens included.
-            stride: number of tokens of the second text that neighbouring windows share.
-
-        Raises:
-            TokenizerError: as for `encode`, or the first text leaves no more than `stride` tokens
-                for the second.
-        """
+        """Return a text with each part of another, in windows that share `stride` of its tokens."""
         for text in (first, second):
             self._check_text(text)
         with _ENCODING:
@@ -343,13 +298,7 @@ class Tokenizer:
         return self._decode(checked, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text; it may end inside a character.
-
-        A special token returns its name.
-
-        Raises:
-            TokenizerError: the id is outside the vocabulary.
-        """
+        """Return the bytes that a token adds to a text; it may end inside a character."""
         text: str | None = self._library.id_to_token(self._checked(token))
         if text is None:
             return b""
