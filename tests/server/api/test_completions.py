@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from tests.server.calls import chunks, post_ok
 
-from ortolan.runtime import Decoder, Tokenizer, TokenLogprobs
+from ortolan.runtime import Decoder, Sampling, Tokenizer, TokenLogprobs
 from ortolan.server.api.text_logprobs import TextLogprobsWriter
 
 PATH = "/v1/completions"
@@ -72,6 +72,17 @@ def test_usage_ends_a_stream_if_it_is_requested(client: httpx2.Client) -> None:
     assert last["choices"] == []
     assert counts == {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
     assert all("usage" not in event for event in stream(client))
+
+
+def test_seeds_above_32_bits_are_those_of_the_model(
+    client: httpx2.Client, models: dict[str, Decoder]
+) -> None:
+    sampling = Sampling(temperature=1.0, seed=2**32 + 5)
+    options: Any = {"max_new_tokens": 24, "ignore_eos": True, "sampling": sampling}
+    with models["fp32"].serve(slots=2) as service:
+        expected = service.submit(PROMPT, **options).completion().text
+    assert text(client, max_tokens=24, temperature=1, seed=2**32 + 5) == expected
+    assert text(client, max_tokens=24, temperature=1, seed=5) != expected
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
+from ortolan.runtime.limits import MAX_SEED
 from ortolan.server.api.bodies import (
     ChoicesFields,
     checked_limit,
@@ -128,7 +129,7 @@ def _submitted(
         for prompt in prompts:
             for number in range(count):
                 sampling = options["sampling"]
-                seeded = replace(sampling, seed=(sampling.seed + number) % (1 << 32))
+                seeded = replace(sampling, seed=(sampling.seed + number) % (MAX_SEED + 1))
                 tickets.append(served.service.submit(prompt, **{**options, "sampling": seeded}))
     except BaseException:
         for ticket in tickets:
