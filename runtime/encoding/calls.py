@@ -15,7 +15,7 @@ from ortolan.runtime.bundle.manifest import Output, wrong_kind
 from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
-from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.classification import Classification, classification
 from ortolan.runtime.encoding.comparison import IMAGE_TEMPLATE, check_multi_label, compared
 from ortolan.runtime.encoding.entailment import (
     TEMPLATE,
@@ -225,12 +225,8 @@ def _as_they_are(rows: list[Row]) -> list[Row]:
 def _classified(
     rows: list[Row], *, function: ScoreFunction, labels: list[str]
 ) -> list[Classification]:
-    return [_classification(named_scores(row, function, labels), function) for row in rows]
-
-
-def _classification(scores: dict[str, float], function: ScoreFunction) -> Classification:
-    label, score = next(iter(scores.items()))
     are_probabilities = function != "none"
-    return Classification(
-        label=label, score=score, scores=scores, are_probabilities=are_probabilities
-    )
+    return [
+        classification(named_scores(row, function, labels), are_probabilities=are_probabilities)
+        for row in rows
+    ]

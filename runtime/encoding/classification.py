@@ -38,3 +38,11 @@ class Classification:
                 "The scores of this model are not probabilities. Use score or scores."
             )
         return self.scores
+
+
+def classification(scores: dict[str, float], *, are_probabilities: bool = True) -> Classification:
+    """Return ranked scores with the first label."""
+    label, score = next(iter(scores.items()))
+    return Classification(
+        label=label, score=score, scores=scores, are_probabilities=are_probabilities
+    )

@@ -15,7 +15,7 @@ from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.labels import ranked, scores_of
 from ortolan.runtime.bundle.parts import Comparison
 from ortolan.runtime.encoding.call import Row
-from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.classification import Classification, classification
 from ortolan.runtime.errors import InputError
 
 IMAGE_TEMPLATE = "This is a photo of {}."
@@ -60,7 +60,5 @@ def compared(
     for logits_L in logits_of(np.stack(rows), texts_LW, comparison):
         is_certain = comparison.scores == "softmax" and len(labels) == 1
         scores_L = np.ones(1) if is_certain else scores_of(logits_L, comparison.scores)
-        scores = ranked(scores_L, labels)
-        label, score = next(iter(scores.items()))
-        results.append(Classification(label=label, score=score, scores=scores))
+        results.append(classification(ranked(scores_L, labels)))
     return results

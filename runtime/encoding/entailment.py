@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import named_scores
 from ortolan.runtime.encoding.call import Row
-from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.classification import Classification, classification
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import as_list
 
@@ -64,9 +64,4 @@ def entailed(
         contradiction = -1 if entailment == 0 else 0
         numbers_NL = numbers_NL - logits_NLC[..., contradiction]
         function = "sigmoid"
-    results = []
-    for numbers_L in numbers_NL:
-        scores = named_scores(numbers_L, function, labels)
-        label, score = next(iter(scores.items()))
-        results.append(Classification(label=label, score=score, scores=scores))
-    return results
+    return [classification(named_scores(row_L, function, labels)) for row_L in numbers_NL]
