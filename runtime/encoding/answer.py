@@ -58,14 +58,9 @@ def answered(
     max_answer_tokens: int,
     allow_none: bool,
 ) -> Answer:
-    """Choose the most probable answer of all windows.
+    """Choose the most probable answer from logits of starts and ends `(T, 2)` of each window.
 
-    Args:
-        rows: logits of starts and ends `(T, 2)` of each window.
-        windows: their tokens.
-        context: that they are parts of.
-        max_answer_tokens: maximum length of an answer.
-        allow_none: compare with the lowest probability that a window has no answer.
+    With `allow_none`, compare with the lowest probability that a window has no answer.
     """
     best = Answer(text="", score=-1.0, start=0, end=0)
     nulls = []

@@ -46,14 +46,7 @@ def compared(
     texts_LW: NDArray[np.float32],
     comparison: Comparison,
 ) -> list[Classification]:
-    """Score the labels of each image.
-
-    Args:
-        rows: embeddings of the images, `(W,)` each.
-        labels: chosen by the caller.
-        texts_LW: embeddings of their sentences.
-        comparison: of the bundle. The softmax of a single label is 1.
-    """
+    """Score the labels of each image from embeddings `(W,)`; the softmax of a single label is 1."""
     if not rows:
         return []
     results = []

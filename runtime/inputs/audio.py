@@ -46,10 +46,7 @@ def read_chunks(
     """Read a sound as spectrograms of the length that an encoder needs.
 
     A sound up to one chunk is padded with silence. A longer one has a single spectrogram, whose
-    last chunk is padded with zeros.
-
-    Returns:
-        float32 `(K, bins, frames)`.
+    last chunk is padded with zeros: `(K, bins, frames)`.
     """
     samples_N = read_samples(sound, source, rate=rate)
     missing = source.frames * source.hop - len(samples_N)
@@ -64,11 +61,7 @@ def read_chunks(
 def read_parts(
     sound: Sound, source: ChunkedSource, *, rate: int | None = None
 ) -> list[NDArray[np.float32]]:
-    """Read a sound as the parts of its spectrogram that an encoder reads one by one.
-
-    Returns:
-        float32 `(bins, F)` each, of at most `source.frames` frames.
-    """
+    """Read a sound as the parts of its spectrogram that an encoder reads, `(bins, F)` each."""
     samples_N = read_samples(sound, source, rate=rate)
     missing = max(source.shortest, source.hop) - len(samples_N)
     features_MF = log_mel(np.pad(samples_N, (0, max(missing, 0))), source)
