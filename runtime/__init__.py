@@ -23,197 +23,96 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ortolan.distribution import pip_install
-from ortolan.runtime.errors import (
-    AdapterError,
-    BundleError,
-    BundleFileError,
-    BundleKindError,
-    BundleNotFoundError,
-    CertificateError,
-    ChatError,
-    ChatTemplateError,
-    ContextLengthError,
-    DeviceError,
-    FirstLoadError,
-    ForkedError,
-    GrammarError,
-    GraphError,
-    InputError,
-    ManifestError,
-    MemoryPlanError,
-    MissingExtraError,
-    NumericError,
-    QueueFullError,
-    SamplingError,
-    ServiceClosedError,
-    ServiceError,
-    StateFileError,
-    TokenizerError,
-    UntrustedError,
-)
+from ortolan.runtime.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bundle.bundle import Bundle
-    from ortolan.runtime.bundle.folder import open_bundle
-    from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.chat.call_syntax import ToolCall
-    from ortolan.runtime.chat.conversation import Conversation
-    from ortolan.runtime.chat.reply import Reply, ReplyStream
-    from ortolan.runtime.decoder import Decoder
-    from ortolan.runtime.encoder import Encoder
-    from ortolan.runtime.encoding.answer import Answer
-    from ortolan.runtime.encoding.classification import Classification
-    from ortolan.runtime.encoding.filling import Candidate, Filling
-    from ortolan.runtime.encoding.token_classification import LabeledSpan, TokenClassification
-    from ortolan.runtime.engine.prefix_cache import PrefixCounts
-    from ortolan.runtime.generation.completion import (
-        Completion,
-        Hypothesis,
-        Timings,
-        TokenLogprobs,
+    from ortolan.runtime.bundle.bundle import Bundle as Bundle
+    from ortolan.runtime.bundle.folder import open_bundle as open_bundle
+    from ortolan.runtime.bundle.manifest import Manifest as Manifest
+    from ortolan.runtime.chat.call_syntax import ToolCall as ToolCall
+    from ortolan.runtime.chat.conversation import Conversation as Conversation
+    from ortolan.runtime.chat.reply import Reply as Reply
+    from ortolan.runtime.chat.reply import ReplyStream as ReplyStream
+    from ortolan.runtime.decoder import Decoder as Decoder
+    from ortolan.runtime.encoder import Encoder as Encoder
+    from ortolan.runtime.encoding.answer import Answer as Answer
+    from ortolan.runtime.encoding.classification import Classification as Classification
+    from ortolan.runtime.encoding.filling import Candidate as Candidate
+    from ortolan.runtime.encoding.filling import Filling as Filling
+    from ortolan.runtime.encoding.token_classification import LabeledSpan as LabeledSpan
+    from ortolan.runtime.encoding.token_classification import (
+        TokenClassification as TokenClassification,
     )
-    from ortolan.runtime.generation.drafts import DraftModel, MtpHead, PromptLookup
-    from ortolan.runtime.generation.grammar import Grammar
-    from ortolan.runtime.generation.sampling_options import Sampling
-    from ortolan.runtime.generation.session import Session
-    from ortolan.runtime.generation.text_stream import TextStream
-    from ortolan.runtime.inputs.tokenizer import Tokenizer
-    from ortolan.runtime.loading import load
-    from ortolan.runtime.model import Model
-    from ortolan.runtime.seq2seq import Seq2Seq
-    from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.encoder_service import EncoderService, EncoderStats
-    from ortolan.runtime.serving.encoder_ticket import EncoderTicket
-    from ortolan.runtime.serving.seq2seq_service import Seq2SeqService
-    from ortolan.runtime.serving.service import Service
-    from ortolan.runtime.serving.stats import ServiceStats
-    from ortolan.runtime.serving.ticket import TextPiece, Ticket
-    from ortolan.runtime.transcription.transcript import Segment, Transcript, Word
-    from ortolan.runtime.verification.replay import verify
-    from ortolan.runtime.verification.report import Report
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts as PrefixCounts
+    from ortolan.runtime.generation.completion import Completion as Completion
+    from ortolan.runtime.generation.completion import Hypothesis as Hypothesis
+    from ortolan.runtime.generation.completion import Timings as Timings
+    from ortolan.runtime.generation.completion import TokenLogprobs as TokenLogprobs
+    from ortolan.runtime.generation.drafts import DraftModel as DraftModel
+    from ortolan.runtime.generation.drafts import MtpHead as MtpHead
+    from ortolan.runtime.generation.drafts import PromptLookup as PromptLookup
+    from ortolan.runtime.generation.grammar import Grammar as Grammar
+    from ortolan.runtime.generation.sampling_options import Sampling as Sampling
+    from ortolan.runtime.generation.session import Session as Session
+    from ortolan.runtime.generation.text_stream import TextStream as TextStream
+    from ortolan.runtime.inputs.tokenizer import Tokenizer as Tokenizer
+    from ortolan.runtime.loading import load as load
+    from ortolan.runtime.model import Model as Model
+    from ortolan.runtime.seq2seq import Seq2Seq as Seq2Seq
+    from ortolan.runtime.serving.chat_ticket import ChatTicket as ChatTicket
+    from ortolan.runtime.serving.encoder_service import EncoderService as EncoderService
+    from ortolan.runtime.serving.encoder_service import EncoderStats as EncoderStats
+    from ortolan.runtime.serving.encoder_ticket import EncoderTicket as EncoderTicket
+    from ortolan.runtime.serving.seq2seq_service import Seq2SeqService as Seq2SeqService
+    from ortolan.runtime.serving.service import Service as Service
+    from ortolan.runtime.serving.stats import ServiceStats as ServiceStats
+    from ortolan.runtime.serving.ticket import TextPiece as TextPiece
+    from ortolan.runtime.serving.ticket import Ticket as Ticket
+    from ortolan.runtime.transcription.transcript import Segment as Segment
+    from ortolan.runtime.transcription.transcript import Transcript as Transcript
+    from ortolan.runtime.transcription.transcript import Word as Word
+    from ortolan.runtime.verification.replay import verify as verify
+    from ortolan.runtime.verification.report import Report as Report
 
-__all__ = [
-    "AdapterError",
-    "Answer",
-    "Bundle",
-    "BundleError",
-    "BundleFileError",
-    "BundleKindError",
-    "BundleNotFoundError",
-    "Candidate",
-    "CertificateError",
-    "ChatError",
-    "ChatTemplateError",
-    "ChatTicket",
-    "Classification",
-    "Completion",
-    "ContextLengthError",
-    "Conversation",
-    "Decoder",
-    "DeviceError",
-    "DraftModel",
-    "Encoder",
-    "EncoderService",
-    "EncoderStats",
-    "EncoderTicket",
-    "Filling",
-    "FirstLoadError",
-    "ForkedError",
-    "Grammar",
-    "GrammarError",
-    "GraphError",
-    "Hypothesis",
-    "InputError",
-    "LabeledSpan",
-    "Manifest",
-    "ManifestError",
-    "MemoryPlanError",
-    "MissingExtraError",
-    "Model",
-    "MtpHead",
-    "NumericError",
-    "PrefixCounts",
-    "PromptLookup",
-    "QueueFullError",
-    "Reply",
-    "ReplyStream",
-    "Report",
-    "Sampling",
-    "SamplingError",
-    "Segment",
-    "Seq2Seq",
-    "Seq2SeqService",
-    "Service",
-    "ServiceClosedError",
-    "ServiceError",
-    "ServiceStats",
-    "Session",
-    "StateFileError",
-    "TextPiece",
-    "TextStream",
-    "Ticket",
-    "Timings",
-    "TokenClassification",
-    "TokenLogprobs",
-    "Tokenizer",
-    "TokenizerError",
-    "ToolCall",
-    "Transcript",
-    "UntrustedError",
-    "Word",
-    "load",
-    "open_bundle",
-    "verify",
-]
-
-_HOMES = {
-    "Answer": "encoding.answer",
-    "Bundle": "bundle.bundle",
-    "Candidate": "encoding.filling",
-    "ChatTicket": "serving.chat_ticket",
-    "Classification": "encoding.classification",
-    "Completion": "generation.completion",
-    "Conversation": "chat.conversation",
-    "Decoder": "decoder",
-    "DraftModel": "generation.drafts",
-    "Encoder": "encoder",
-    "EncoderService": "serving.encoder_service",
-    "EncoderStats": "serving.encoder_service",
-    "EncoderTicket": "serving.encoder_ticket",
-    "Filling": "encoding.filling",
-    "Grammar": "generation.grammar",
-    "Hypothesis": "generation.completion",
-    "LabeledSpan": "encoding.token_classification",
-    "Manifest": "bundle.manifest",
-    "Model": "model",
-    "PrefixCounts": "engine.prefix_cache",
-    "MtpHead": "generation.drafts",
-    "PromptLookup": "generation.drafts",
-    "Reply": "chat.reply",
-    "ReplyStream": "chat.reply",
-    "Report": "verification.report",
-    "Sampling": "generation.sampling",
-    "Segment": "transcription.transcript",
-    "Seq2Seq": "seq2seq",
-    "Seq2SeqService": "serving.seq2seq_service",
-    "Service": "serving.service",
-    "ServiceStats": "serving.stats",
-    "Session": "generation.session",
-    "TextPiece": "serving.ticket",
-    "TextStream": "generation.text_stream",
-    "Ticket": "serving.ticket",
-    "Timings": "generation.completion",
-    "TokenClassification": "encoding.token_classification",
-    "TokenLogprobs": "generation.completion",
-    "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_syntax",
-    "Transcript": "transcription.transcript",
-    "Word": "transcription.transcript",
-    "load": "loading",
-    "open_bundle": "bundle.folder",
-    "verify": "verification.replay",
+_NAMES = {
+    "bundle.bundle": "Bundle",
+    "bundle.folder": "open_bundle",
+    "bundle.manifest": "Manifest",
+    "chat.call_syntax": "ToolCall",
+    "chat.conversation": "Conversation",
+    "chat.reply": "Reply ReplyStream",
+    "decoder": "Decoder",
+    "encoder": "Encoder",
+    "encoding.answer": "Answer",
+    "encoding.classification": "Classification",
+    "encoding.filling": "Candidate Filling",
+    "encoding.token_classification": "LabeledSpan TokenClassification",
+    "engine.prefix_cache": "PrefixCounts",
+    "generation.completion": "Completion Hypothesis Timings TokenLogprobs",
+    "generation.drafts": "DraftModel MtpHead PromptLookup",
+    "generation.grammar": "Grammar",
+    "generation.sampling_options": "Sampling",
+    "generation.session": "Session",
+    "generation.text_stream": "TextStream",
+    "inputs.tokenizer": "Tokenizer",
+    "loading": "load",
+    "model": "Model",
+    "seq2seq": "Seq2Seq",
+    "serving.chat_ticket": "ChatTicket",
+    "serving.encoder_service": "EncoderService EncoderStats",
+    "serving.encoder_ticket": "EncoderTicket",
+    "serving.seq2seq_service": "Seq2SeqService",
+    "serving.service": "Service",
+    "serving.stats": "ServiceStats",
+    "serving.ticket": "TextPiece Ticket",
+    "transcription.transcript": "Segment Transcript Word",
+    "verification.replay": "verify",
+    "verification.report": "Report",
 }
-"""Modules of the public names that are imported on first use."""
+"""Public names by their modules, which are imported on first use."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted({*_HOMES, *(name for name in globals() if name.endswith("Error"))})
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
@@ -235,7 +134,7 @@ def _switch_telemetry_off() -> None:
 _switch_telemetry_off()
 
 if find_spec("onnxruntime") is None:
-    raise MissingExtraError(
+    raise MissingExtraError(  # noqa: F405
         f"ortolan.runtime needs onnxruntime, which is not installed. Run: {pip_install('cpu')}"
     )
 

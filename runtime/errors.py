@@ -1,34 +1,4 @@
-"""Every error the runtime raises on purpose.
-
-OrtolanError
-├── BundleError            a bundle on disk is broken or refused
-│   ├── BundleNotFoundError    no such folder, or no manifest.json in it
-│   ├── ManifestError          manifest.json is malformed or describes no bundle
-│   ├── BundleFileError        a listed file is missing, altered or a link
-│   ├── GraphError             an ONNX graph does something a bundle may not do
-│   ├── UntrustedError         the bundle needs custom operators and was not trusted
-│   ├── FirstLoadError         loading it crashed a subprocess or exceeded its limits
-│   └── ChatTemplateError      the chat template is missing, broken or too expensive
-├── AdapterError           an adapter is damaged, or does not fit the bundle
-├── DeviceError            the device is unknown, absent or wrong for this bundle
-├── InputError             a request is wrong: prompt, ids or options
-│   ├── ChatError              messages or tools are wrong
-│   ├── BundleKindError        the bundle cannot do this kind of request
-│   ├── ContextLengthError     more tokens than the context holds
-│   ├── GrammarError           the grammar is invalid or too complex
-│   ├── SamplingError          an option of `Sampling` is out of range
-│   └── TokenizerError         the tokenizer cannot read this text or these ids
-├── StateFileError         a saved conversation is damaged or belongs elsewhere
-├── MemoryPlanError        not enough memory (also a `MemoryError`)
-├── ServiceError           the service cannot accept or complete a request
-│   ├── QueueFullError         the queue is full
-│   └── ServiceClosedError     the service is closed
-├── ComputeError           onnxruntime could not compute the model
-├── NumericError           the model returned logits that are not finite
-├── CertificateError       a verification could not be carried out
-├── ForkedError            a child process uses a model loaded before `os.fork()`
-└── MissingExtraError      a package of an extra is not installed (also an `ImportError`)
-"""
+"""Every error the runtime raises on purpose. Bases group them; `code` never changes."""
 
 from typing import Any
 
