@@ -40,7 +40,7 @@ from ortolan.runtime.bundle.sources import (
 )
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
-from ortolan.runtime.verification.probe_picture import probe_picture, sampled
+from ortolan.runtime.verification.probes import probe_picture, sampled
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import (
     Surroundings,

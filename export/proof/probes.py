@@ -57,9 +57,13 @@ from ortolan.runtime.bundle.sources import (
 )
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.verification.probe_picture import PICTURES, sized_picture
-from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
-from ortolan.runtime.verification.probe_vectors import probe_vectors
+from ortolan.runtime.verification.probes import (
+    PICTURES,
+    probe_sound,
+    probe_vectors,
+    probe_wave,
+    sized_picture,
+)
 
 LENGTHS: Mapping[Proof, tuple[int, ...]] = {
     "quick": (1, 2, 33, 160),

@@ -20,7 +20,7 @@ from ortolan.runtime.verification.weight_sums import (
     ExpectedWeights,
     block_sizes,
     block_sums,
-    probe_vectors,
+    weight_inputs,
 )
 
 
@@ -95,6 +95,6 @@ class Witness:
     def _vector(self, product: Product) -> Tensor:
         key = (product.inputs, product.whole_range)
         if key not in self._vectors:
-            numbers = probe_vectors(product.inputs, whole_range=product.whole_range)
+            numbers = weight_inputs(product.inputs, whole_range=product.whole_range)
             self._vectors[key] = torch.from_numpy(numbers).double()
         return self._vectors[key]

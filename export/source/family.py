@@ -82,7 +82,7 @@ from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateT
 from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.verification.probe_vectors import probe_grids
+from ortolan.runtime.verification.probes import probe_grids
 
 C = TypeVar("C", bound=ModelConfig)
 

@@ -42,7 +42,7 @@ from ortolan.runtime.verification.certificate_arrays import (
     pack,
     unpack,
 )
-from ortolan.runtime.verification.probe_picture import picture_size
+from ortolan.runtime.verification.probes import picture_size
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks

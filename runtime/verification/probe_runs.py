@@ -47,9 +47,13 @@ from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
-from ortolan.runtime.verification.probe_picture import sized_picture
-from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
-from ortolan.runtime.verification.probe_vectors import probe_grids, probe_vectors
+from ortolan.runtime.verification.probes import (
+    probe_grids,
+    probe_sound,
+    probe_vectors,
+    probe_wave,
+    sized_picture,
+)
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
 BLOCK = 512

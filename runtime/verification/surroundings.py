@@ -19,7 +19,7 @@ from ortolan.runtime.bundle.sources import ImageSource, PatchSource, Source
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.verification.probe_picture import (
+from ortolan.runtime.verification.probes import (
     SAMPLES,
     probe_picture,
     sampled,

@@ -88,7 +88,7 @@ def blocks(outputs: int) -> int:
     return -(-outputs // BLOCK)
 
 
-def probe_vectors(width: int, *, whole_range: bool = False) -> NDArray[np.float32]:
+def weight_inputs(width: int, *, whole_range: bool = False) -> NDArray[np.float32]:
     """Return the vectors for a weight, `(R, K)`. They are part of the file format."""
     random = np.random.RandomState(width)
     numbers_RK = random.randint(-127, 128, (VECTORS, width))

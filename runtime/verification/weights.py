@@ -32,7 +32,7 @@ from ortolan.runtime.verification.weight_sums import (
     Sums,
     WeightsReport,
     block_sums,
-    probe_vectors,
+    weight_inputs,
 )
 
 BOUNDS: Mapping[str, float] = {"float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}
@@ -107,7 +107,7 @@ def _error(
     run: Callable[[Any], dict[str, NDArray[Any]]],
 ) -> float:
     """Return the largest error of a weight, relative to the sum of absolute products."""
-    x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
+    x_RK = weight_inputs(product.inputs, whole_range=product.whole_range)
     largest = 0.0
     for rows, outputs_RN in _outputs(product, x_RK, run):
         if outputs_RN.shape[1] != product.outputs or not np.isfinite(outputs_RN).all():

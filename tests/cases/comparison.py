@@ -48,7 +48,7 @@ from ortolan.runtime.inputs.audio import read_chunks, wave_of
 from ortolan.runtime.inputs.image_source import patch_feeds
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
+from ortolan.runtime.verification.probes import probe_sound, probe_wave
 
 PROMPT, STEPS = 33, 40
 

@@ -27,7 +27,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import BundleFileError
 from ortolan.runtime.generation.drafts import HeadDrafter
 from ortolan.runtime.verification import probe_runs
-from ortolan.runtime.verification.probe_vectors import probe_vectors
+from ortolan.runtime.verification.probes import probe_vectors
 from ortolan.runtime.verification.replay import verify
 
 pytestmark = pytest.mark.slow

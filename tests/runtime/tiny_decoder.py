@@ -35,7 +35,7 @@ from ortolan.runtime.verification.weight_sums import (
     ExpectedWeights,
     block_sizes,
     block_sums,
-    probe_vectors,
+    weight_inputs,
 )
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
@@ -354,7 +354,7 @@ def _expected_weights(
     sums, sizes = [], []
     for name, product in sorted(by_weight.items()):
         values_NK = weights[name].T if product.by_columns else weights[name]
-        x_RK = probe_vectors(product.inputs).astype(np.float64)
+        x_RK = weight_inputs(product.inputs).astype(np.float64)
         sums.append(block_sums(x_RK @ values_NK.T.astype(np.float64)))
         sizes.append(block_sizes(np.abs(x_RK).max(0)[None] @ np.abs(values_NK.T))[0])
     read = {name for product in by_weight.values() for name in product.reads}

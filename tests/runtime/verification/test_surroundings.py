@@ -18,7 +18,7 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 from ortolan.runtime.verification.certificate_files import JSON_NAME
-from ortolan.runtime.verification.probe_picture import probe_picture, sampled
+from ortolan.runtime.verification.probes import probe_picture, sampled
 from ortolan.runtime.verification.replay import verify
 from ortolan.runtime.verification.report import Report
 from ortolan.runtime.verification.surroundings import (

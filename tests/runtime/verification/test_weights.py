@@ -10,13 +10,13 @@ from ortolan.runtime import open_bundle
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import verify
-from ortolan.runtime.verification.weight_sums import block_sums, probe_vectors
+from ortolan.runtime.verification.weight_sums import block_sums, weight_inputs
 from ortolan.runtime.verification.weights import check_weights
 
 
 @pytest.mark.parametrize("width", [1, 16, 100, 576])
 def test_vectors_are_exact_in_eight_bits_whatever_the_groups(width: int) -> None:
-    steps = probe_vectors(width) * 128
+    steps = weight_inputs(width) * 128
     assert (steps == steps.round()).all()
     for group in (16, 32, 64, 128, 256):
         for start in range(0, width, group):
@@ -24,13 +24,13 @@ def test_vectors_are_exact_in_eight_bits_whatever_the_groups(width: int) -> None
 
 
 def test_vectors_for_a_range_span_255_steps() -> None:
-    steps = probe_vectors(64, whole_range=True) * 128
+    steps = weight_inputs(64, whole_range=True) * 128
     assert (steps.max(axis=1), steps.min(axis=1)) == (pytest.approx(128), pytest.approx(-127))
 
 
 def test_vectors_and_signs_never_change() -> None:
     """They are part of the file format."""
-    assert (probe_vectors(20)[0, :6] * 128).tolist() == [-28.0, 91.0, -112.0, 96.0, 29.0, 91.0]
+    assert (weight_inputs(20)[0, :6] * 128).tolist() == [-28.0, 91.0, -112.0, 96.0, 29.0, 91.0]
     assert block_sums(np.arange(40.0)[None]).tolist() == [[30.0, 68.0]]
 
 
