@@ -170,7 +170,7 @@ class Exportable:
         return "logits" if self.gives is None else self.gives.kind
 
     @property
-    def together(self) -> int:
+    def min_call_tokens(self) -> int:
         """Most tokens that one call must take: vectors that see each other, or 1."""
         features = self.features
         return 1 if features is None or features.attention == "causal" else features.vectors

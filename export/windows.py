@@ -40,7 +40,9 @@ def with_windows(model: Exportable, graphs: Mapping[str, ir.Model], plan: Plan) 
         )
 
     windowed = [state for state in states("float32") if state.window is not None]
-    if window_of(windowed, model.context_length, together=model.together) is None or not all(
+    if window_of(
+        windowed, model.context_length, min_call_tokens=model.min_call_tokens
+    ) is None or not all(
         sums_in_blocks(state, is_int8=options.cache == "int8") for state in windowed
     ):
         return model

@@ -218,7 +218,7 @@ def make_probes(
     if model.features is not None:
         text = probes[-1]
         probes.append(_illustrated(model, model.features, text, len(probes), SURROUNDING))
-        if model.together > 1 and window_tokens(model) * windows:
+        if model.min_call_tokens > 1 and window_tokens(model) * windows:
             probes.append(
                 _illustrated(model, model.features, text, len(probes), model.context_length)
             )
@@ -279,7 +279,9 @@ def whole_tokens(model: Exportable) -> int:
 
 def window_tokens(model: Exportable) -> int:
     """Tokens of the probe over a window; 0 without windows, or where it would take too long."""
-    window = window_of(model.states("float32"), model.context_length, together=model.together)
+    window = window_of(
+        model.states("float32"), model.context_length, min_call_tokens=model.min_call_tokens
+    )
     if window is None:
         return 0
     tokens = min(window.kept + window.step + WINDOW_TAIL, model.context_length)

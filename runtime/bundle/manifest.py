@@ -416,7 +416,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return any(state.window is not None for state in self.states)
 
     @property
-    def together(self) -> int:
+    def min_call_tokens(self) -> int:
         """Most tokens that one call must take: vectors that see each other, or 1."""
         features = self.features
         return 1 if features is None or features.attention == "causal" else features.vectors

@@ -216,7 +216,7 @@ class Engine:
             self.manifest.states,
             count=count,
             beams=beams,
-            together=self.manifest.together,
+            min_call_tokens=self.manifest.min_call_tokens,
             context_length=self.manifest.context_length,
             identities=self.identities,
             reserved=reserved,

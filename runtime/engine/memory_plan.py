@@ -138,7 +138,7 @@ def plan_memory(
 def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
     """Attention scores of the last chunk of a prompt as long as the context."""
     heads = query_heads(graphs, manifest.states)
-    new_tokens = max(chunk_tokens(heads, max(0, context - GRID)), manifest.together)
+    new_tokens = max(chunk_tokens(heads, max(0, context - GRID)), manifest.min_call_tokens)
     new_tokens = min(context, new_tokens)
     return score_bytes(heads, new_tokens, context)
 

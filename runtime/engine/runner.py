@@ -171,7 +171,7 @@ class Runner:
         # with a total beyond the capacity the kernel would return a longer buffer than is bound
         self.reserve(end)
         slots.begin([row])
-        slots.make_way([row])
+        slots.slide_windows([row])
         logits = self._logits_of(logits_RV, len(padded_positions))
         pictures, start = self._engine.pictures, slots.lengths[row]
         placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
@@ -301,8 +301,8 @@ class Runner:
         cut = run_around(ids, end)
         return int(cut.start if cut.start > start else cut.stop)
 
-    def settle(self, row: int, prompt: Sequence[int]) -> int:
-        """Prepare a row that holds the start of a prompt for the rest, and return its length.
+    def rewind_to_cut(self, row: int, prompt: Sequence[int]) -> int:
+        """Rewind a row that holds the start of a prompt to where a call may begin: its length.
 
         If it ends within vectors that see each other, the rest of them are computed in a call of
         their own. It must be even in an exact runner, and whole where cuts change results; so the
@@ -385,7 +385,7 @@ class Runner:
         end = lengths[row] + size
         self.reserve(end)
         self._engine.check_process()
-        self.slots.make_way([row])
+        self.slots.slide_windows([row])
         call = self._bound_call(row, size)
         call.ids[0, : len(tokens)] = tokens
         call.ids[0, len(tokens) :] = 0
@@ -446,7 +446,7 @@ class Runner:
         if slots.replaces:
             slots.begin(self._rows)
         if self._moves:
-            slots.make_way(self._rows)
+            slots.slide_windows(self._rows)
         if self._has_axes:
             for row in self._rows:
                 self._axes[row] = self._next(row)

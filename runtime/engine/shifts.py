@@ -1,4 +1,4 @@
-"""Positions of rows whose images are grids.
+"""Positions of rows whose images are grids: multimodal rotary embeddings (M-RoPE).
 
 The vectors of an image of R rows and C columns take R * C places in a row of states, but only
 max(R, C) positions (Wang et al. 2024, "Qwen2-VL", section 2.1). So the position of a later token is

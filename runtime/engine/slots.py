@@ -85,7 +85,7 @@ class Slots:
         count: int,
         context_length: int,
         beams: int = 1,
-        together: int = 1,
+        min_call_tokens: int = 1,
         identities: Sequence[str] = ("",),
         reserved: bool = False,
         place: "Callable[..., HostStates | DeviceStates]" = HostStates,
@@ -99,7 +99,7 @@ class Slots:
         self._states = tuple(state for state in states if state.update != "source")
         self._fixed = [state for state in self._states if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
-        window = window_of(self._states, context_length, together=together)
+        window = window_of(self._states, context_length, min_call_tokens=min_call_tokens)
         self.windows = WindowedRows(window, count * beams)
         self.shifts = Shifts(count * beams)
         self._held = place(
@@ -155,10 +155,10 @@ class Slots:
         if empty:
             self._held.clear(empty)
 
-    def make_way(self, rows: Iterable[int]) -> None:
-        """Move rows whose windows are used up, before the next call computes them."""
+    def slide_windows(self, rows: Iterable[int]) -> None:
+        """Slide the windows of rows that are used up, before the next call computes them."""
         for row in rows:
-            moved = self.windows.moves(row, self.lengths[row])
+            moved = self.windows.slide(row, self.lengths[row])
             if moved is not None:
                 self._held.drop(row, *moved)
 
@@ -333,7 +333,7 @@ class Slots:
         self.reserve(end)
         part = None
         if windowed is not None:
-            self.make_way([row])
+            self.slide_windows([row])
             part = self.windows.fill(row, start, end, windowed)
         self._held.write(row, start, snapshot.buffers, length, part)
         self.shifts.add(snapshot.shifts, start, row=row)

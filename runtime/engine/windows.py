@@ -89,8 +89,8 @@ class WindowedRows:
         self._starts = self.starts.data
         self._used_up = 0 if window is None else window.kept + window.step
 
-    def moves(self, row: int, length: int) -> tuple[int, int] | None:
-        """Move a row before its next call: which slots to drop, and how many to keep."""
+    def slide(self, row: int, length: int) -> tuple[int, int] | None:
+        """Slide a row's window before its next call: which slots to drop, and how many to keep."""
         if self.window is None or length - self._starts[row] < self._used_up:
             return None
         start = self.window.start(length)
@@ -145,7 +145,7 @@ class WindowedRows:
 
 
 def window_of(
-    states: "Iterable[State]", context_length: int, *, together: int = 1
+    states: "Iterable[State]", context_length: int, *, min_call_tokens: int = 1
 ) -> Window | None:
     """Return the window of a model; `None` if it has none that is worth moving rows for."""
     windowed = [state for state in states if state.window is not None]
@@ -156,7 +156,7 @@ def window_of(
         size=max(state.window or 0 for state in windowed),
         step=block_tokens(width),
         back=BACK,
-        part=max(PART, together),
+        part=max(PART, min_call_tokens),
     )
     return window if window.capacity < context_length else None
 
@@ -180,7 +180,9 @@ def sums_in_blocks(state: "State", *, is_int8: bool) -> bool:
 
 def row_bytes(manifest: "Manifest", tokens: int, rows: int = 1) -> int:
     """Bytes of the growing states of rows that hold this many tokens together."""
-    window = window_of(manifest.states, manifest.context_length, together=manifest.together)
+    window = window_of(
+        manifest.states, manifest.context_length, min_call_tokens=manifest.min_call_tokens
+    )
     held = tokens if window is None else min(tokens, rows * window.capacity)
     return sum(
         state.unit_bytes * (tokens if state.window is None else held)

@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class ActiveSequence(ABC):
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: FinishReason | Literal["error"] | None = None
         self.prefill_s = 0.0
         self.prefilled_tokens = self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -55,7 +56,7 @@ class ActiveSequence(ABC):
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the sequence was cancelled or has failed."""
+        """Whether the sequence was cancelled."""
         return self.finish_reason == "cancelled"
 
     @property
@@ -98,14 +99,14 @@ class ActiveSequence(ABC):
     def completion(self) -> Completion:
         """The result; raises the error that ended the sequence, if any."""
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason | Literal["error"]) -> None:
         """End the sequence, unless it has ended."""
         self.finish_reason = self.finish_reason or reason
 
     def fail(self, error: OrtolanError) -> None:
         """End the sequence with an error, which `completion` raises."""
         self._error = error
-        self.finish("cancelled")
+        self.finish("error")
 
     def enter(self) -> None:
         """Note the time of the first slot."""

@@ -49,10 +49,11 @@ class BeamSequence(ActiveSequence):
             raise self._error
         ranked = [self._hypothesis(scored) for scored in self._search.best(self._settings.n_best)]
         best, *others = ranked or [Hypothesis(text="", tokens=(), score=0.0)]
+        reason = self.finish_reason
         return Completion(
             text=best.text,
             tokens=best.tokens,
-            finish_reason=self.finish_reason or "cancelled",
+            finish_reason="cancelled" if reason is None or reason == "error" else reason,
             timings=self._timings(len(best.tokens)),
             score=best.score,
             alternatives=tuple(others),

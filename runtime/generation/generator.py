@@ -215,7 +215,7 @@ class Generator:
         slot, sequence = self._scheduler.next_prompt()
         started_at, prompt = time.monotonic(), sequence.request.prompt
         conversation, slots = sequence.request.conversation, self._runner.slots
-        start = self._runner.settle(slot, prompt)
+        start = self._runner.rewind_to_cut(slot, prompt)
         is_scored = sequence.request.prompt_logprobs is not None
         sequence.cached_tokens = min(sequence.cached_tokens, start)
         if start == 0 and self._prefixes is not None and not is_scored:
@@ -223,7 +223,7 @@ class Generator:
             self._prefixes.fetch(prompt, slots, slot)
             if conversation is not None:
                 self._prefixes.fetch_end(conversation, prompt, slots, slot)
-            sequence.cached_tokens = start = self._runner.settle(slot, prompt)
+            sequence.cached_tokens = start = self._runner.rewind_to_cut(slot, prompt)
         end = self._runner.chunk_end(slot, prompt, start)
         chunk = prompt[start:end]
         positions = range(len(chunk)) if is_scored else [len(chunk) - 1]

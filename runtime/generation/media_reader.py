@@ -1,7 +1,7 @@
 """Turns the images or sounds of a prompt into vectors for a decoder."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,24 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.parts import Features, Tiles
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.pictures import Pictures
+from ortolan.runtime.engine.pictures import Picture, Pictures
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.request_reader import Seen
 from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.source import SourceReader
 from ortolan.runtime.inputs.tiles import surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+
+
+class Seen(NamedTuple):
+    """An image or a sound in a prompt.
+
+    Attributes:
+        picture: its vectors.
+        ids: of the vectors, and of the tokens that the model wants around them.
+    """
+
+    picture: Picture
+    ids: Sequence[int]
 
 
 class MediaReader:

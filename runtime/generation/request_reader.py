@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
+from ortolan.runtime.generation.media_reader import MediaReader
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Constraints, Request
@@ -23,33 +24,12 @@ from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_parts
-from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | MediaPrompt
 """Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
-
-
-class MediaReader(Protocol):
-    """Computes the vectors of images or sounds."""
-
-    def read(self, medium: Medium, tokenizer: Tokenizer | None) -> "Seen":
-        """Return an image or a sound as ids of a prompt."""
-        ...
-
-
-class Seen(NamedTuple):
-    """An image or a sound in a prompt.
-
-    Attributes:
-        picture: its vectors.
-        ids: of the vectors, and of the tokens that the model wants around them.
-    """
-
-    picture: Picture
-    ids: Sequence[int]
 
 
 class RequestReader:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +119,7 @@ class SampledSequence(ActiveSequence):
         if self.finish_reason is None and len(self.tokens) >= self.request.limit:
             self.finish("length")
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason | Literal["error"]) -> None:
         """End the sequence, unless it has ended, and release text that was held back."""
         if self.finish_reason is not None:
             return
@@ -136,7 +137,7 @@ class SampledSequence(ActiveSequence):
         """The result."""
         if self._error is not None:
             raise self._error
-        if self.finish_reason is None:
+        if self.finish_reason is None or self.finish_reason == "error":
             raise InputError(
                 "completion: the stream has not ended. Read it to the end, or close it."
             )

@@ -99,7 +99,7 @@ class Counts(ABC):
             self.failed[error.code] += 1
         if isinstance(error, ComputeError | ServiceError):
             self._failed_in_a_row += 1
-        elif not work.was_cancelled:
+        elif error is None and not work.was_cancelled:
             self._failed_in_a_row = 0
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)

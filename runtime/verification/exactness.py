@@ -111,7 +111,7 @@ def _around_vectors(engine: Engine, certificate: Certificate) -> Iterator[tuple[
         yield "parts", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
     vectors = next(run for run in runs(ids) if ids[run.start] >= FIRST)
     whole.slots.rewind((vectors.start + vectors.stop) // 2)
-    logits = whole.prefill(0, ids[whole.settle(0, ids) :])
+    logits = whole.prefill(0, ids[whole.rewind_to_cut(0, ids) :])
     yield "restored", _same([logits, *whole.slots.snapshot().buffers], expected)
 
 

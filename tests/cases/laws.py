@@ -189,7 +189,7 @@ def cuts_and_rewinding_change_no_bit(run: Run) -> None:
                 except InputError:  # layers keep the last tokens only
                     assert length < len(ids) - 9
                     break
-                start = whole.settle(1, ids)
+                start = whole.rewind_to_cut(1, ids)
                 assert start <= length
                 assert all(map(np.array_equal, _numbers(whole, ids[start:]), wanted))
 

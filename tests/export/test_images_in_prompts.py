@@ -137,12 +137,12 @@ def test_an_odd_number_of_vectors_is_computed_from_its_start(gemma: Decoder) -> 
     runner = Runner(engine, engine.slots(), exact=True)
     wanted = runner.prefill(0, ids)
     runner.slots.rewind(7, row=0)
-    assert runner.settle(0, ids) == 1
+    assert runner.rewind_to_cut(0, ids) == 1
     np.testing.assert_array_equal(runner.prefill(0, ids[1:]), wanted)
     free = Runner(engine, engine.slots())
     free.prefill(0, ids)
     free.slots.rewind(7, row=0)
-    assert free.settle(0, ids) == 7
+    assert free.rewind_to_cut(0, ids) == 7
 
 
 @pytest.mark.slow

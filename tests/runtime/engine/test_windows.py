@@ -42,7 +42,7 @@ class Written:
     def append(self, row: int, count: int) -> None:
         slots, text = self.slots, self.texts[row]
         slots.reserve(len(text) + count)
-        slots.make_way([row])
+        slots.slide_windows([row])
         new = list(range(self._next, self._next + count))
         self._next += count
         for value, (_, buffer, _) in zip((0, 1), slots.bound(slice(row, row + 1)), strict=True):
@@ -158,8 +158,8 @@ def test_a_context_that_fits_into_the_slots_needs_no_window() -> None:
 
 
 def test_a_call_has_room_for_all_tokens_that_it_must_take() -> None:
-    for together, part in ((1, 128), (128, 128), (256, 256)):
-        window = window_of(STATES, 10_000, together=together)
+    for min_call_tokens, part in ((1, 128), (128, 128), (256, 256)):
+        window = window_of(STATES, 10_000, min_call_tokens=min_call_tokens)
         assert window is not None
         assert window.part == part
         assert window.capacity == WINDOW.capacity + part - 128
