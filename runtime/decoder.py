@@ -143,8 +143,6 @@ class Decoder(ChatModel, Model):
             ContextLengthError: a prompt and its new tokens exceed the context.
             MemoryPlanError: there is not enough free memory.
             InputError: another part of the request is invalid.
-            NumericError: the logits are not finite.
-            ForkedError: the process was forked after loading.
         """
         batch: list[Any] = as_list(prompt)
         count = 1 if n is None else checked_count("n", n)
@@ -198,7 +196,6 @@ class Decoder(ChatModel, Model):
         Raises:
             InputError: an option is invalid, the model cannot be `exact`, or the cache folder
                 cannot be written.
-            ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
         return Service(
@@ -225,8 +222,6 @@ class Decoder(ChatModel, Model):
         Raises:
             ContextLengthError: the ids exceed the context.
             InputError: no ids, one outside the vocabulary, or an unknown adapter.
-            NumericError: the logits are not finite.
-            ForkedError: the process was forked after loading.
         """
         tokens = checked_ids(
             ids,
@@ -298,7 +293,6 @@ class Decoder(ChatModel, Model):
             ContextLengthError: a part of the sound does not fit into the context.
             InputError: a sound or an option is invalid.
             MissingExtraError: a package that reads sounds, or Jinja, is not installed.
-            NumericError: the logits are not finite.
         """
 
         def answer(

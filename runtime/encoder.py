@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.bundle.parts import Tiles
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
@@ -18,12 +17,9 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.generation.media_reader import vectors_of
 from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.images import Image
 from ortolan.runtime.inputs.source import Inputs
 from ortolan.runtime.inputs.sources import source_of
-from ortolan.runtime.inputs.tiles import Cut
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
@@ -103,8 +99,6 @@ class Encoder(Model):
             BundleKindError: the encoder does not return one vector per input.
             ContextLengthError: a text is too long.
             InputError: an input is empty or of the wrong kind, or there is no such prompt.
-            NumericError: the output is not finite.
-            ForkedError: the process was forked after loading.
         """
         return self._run(self._calls.embed(inputs, prompt=prompt, truncate=truncate))
 
@@ -151,8 +145,6 @@ class Encoder(Model):
                 labels independently.
             TokenizerError: the bundle has no tokenizer.
             ContextLengthError: a text is too long with a label, or the sentence of a label.
-            NumericError: the output is not finite.
-            ForkedError: the process was forked after loading.
         """
         return self._run(
             self._calls.classify_as(
@@ -176,8 +168,6 @@ class Encoder(Model):
             BundleKindError: the encoder does not label tokens.
             ContextLengthError: a text is too long.
             InputError: an input is empty or not a text, or there is no such aggregation.
-            NumericError: the output is not finite.
-            ForkedError: the process was forked after loading.
         """
         return self._run(
             self._calls.classify_tokens(inputs, aggregation=aggregation, truncate=truncate)
@@ -211,8 +201,6 @@ class Encoder(Model):
             BundleKindError: the encoder does not answer questions.
             InputError: a text is empty, or a length is not a positive number.
             TokenizerError: the question leaves no more than `stride` tokens of a window.
-            NumericError: the output is not finite.
-            ForkedError: the process was forked after loading.
         """
         return self._run(
             self._calls.answer(
@@ -239,56 +227,8 @@ class Encoder(Model):
             ContextLengthError: the text is too long.
             InputError: the text has no blank, or an argument is invalid.
             TokenizerError: the tokenizer has no token for blanks.
-            NumericError: the output is not finite.
-            ForkedError: the process was forked after loading.
         """
         return self._run(self._calls.fill(text, self.tokenizer, top=top))
-
-    def pixels(self, image: Image) -> NDArray[np.float32]:
-        """Return the pixels of an image as the encoder reads them, `(channels, height, width)`.
-
-        Raises:
-            BundleKindError: the encoder reads texts.
-            InputError: it is not an image, or one that cannot be read.
-        """
-        return self._reader.pixels(image)
-
-    def cut(self, image: Image, tiles: Tiles) -> Cut:
-        """Return the pixels of an image in tiles that the encoder reads one by one.
-
-        Raises what `pixels` raises.
-        """
-        return self._reader.cut(image, tiles)
-
-    def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
-        """Return a sound of any length as spectrograms `(bins, frames)`, to be encoded one by one.
-
-        Args:
-            sound: as for `embed`.
-            rate: samples per second of an array; by default the rate of the encoder.
-
-        Raises:
-            BundleKindError: the encoder reads something else.
-            InputError: it is not a sound, or one that cannot be read.
-            MissingExtraError: a package that reads sounds is not installed.
-        """
-        return self._reader.parts(sound, rate=rate)
-
-    def count(self, parts: Sequence[NDArray[np.float32]]) -> int:
-        """Return the number of vectors of pixels of images, or of the parts of a sound."""
-        return sum(map(self._reader.vectors, parts))
-
-    def vectors(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Compute vectors `(vectors, width)` from `pixels` of an image or one of the `parts`."""
-        return vectors_of(self._engine, self._reader, values)
-
-    def columns(self, pixels: NDArray[np.float32]) -> int:
-        """Count the vectors in a row of an image that keeps its proportions, from its `pixels`.
-
-        Raises:
-            BundleKindError: the encoder reads something else.
-        """
-        return self._reader.columns(pixels)
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.
@@ -339,9 +279,7 @@ class Encoder(Model):
             ContextLengthError: a sound is too long, and the encoder too short for windows.
             InputError: a sound or an option is invalid.
             MissingExtraError: a package that reads sounds is not installed.
-            NumericError: the output is not finite.
             TokenizerError: the bundle does not name its symbols.
-            ForkedError: the process was forked after loading.
         """
         transcriber = CtcTranscriber(
             self.manifest,
@@ -364,7 +302,6 @@ class Encoder(Model):
 
         Raises:
             InputError: an option is invalid.
-            ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
         return EncoderService(self._engine, self._calls, **options)

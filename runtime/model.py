@@ -19,6 +19,9 @@ class Model:
     Methods accept one input or a batch. A list or tuple is a batch, even an empty one, unless it is
     a list of integers, which is one sequence of token ids, like an array. A batch returns a list.
 
+    Any method may also raise NumericError, for a result that is not finite, and ForkedError, in a
+    process that was forked after loading.
+
     Attributes:
         bundle: the files it was loaded from.
         tokenizer: `None` if the bundle has none: its inputs are token ids, or images.

@@ -104,8 +104,6 @@ class Seq2Seq(Model):
             ContextLengthError: a source or the new tokens are too long for the model.
             MemoryPlanError: there is not enough free memory.
             InputError: another part of the request is invalid.
-            NumericError: the logits are not finite.
-            ForkedError: the process was forked after loading.
         """
         settings, others = checked_beams(options)
         beams = settings.beams
@@ -148,8 +146,6 @@ class Seq2Seq(Model):
             InputError: a sound or an option is invalid.
             MemoryPlanError: there is not enough free memory.
             MissingExtraError: a package that reads sounds is not installed.
-            NumericError: the logits are not finite.
-            ForkedError: the process was forked after loading.
         """
         sounds = sound if isinstance(sound, list) else [sound]
         _check_count(len(sounds))
@@ -217,8 +213,6 @@ class Seq2Seq(Model):
         Raises:
             ContextLengthError: the source or the ids are too long for the model.
             InputError: a list of sources, no ids, or one outside the vocabulary.
-            NumericError: the logits are not finite.
-            ForkedError: the process was forked after loading.
         """
         if is_batch(source):
             raise InputError("logits accepts a single source, not a list.")
@@ -248,7 +242,6 @@ class Seq2Seq(Model):
 
         Raises:
             InputError: an option is invalid.
-            ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
         return Seq2SeqService(
