@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
-from ortolan.runtime.generation.media_reader import MediaReader
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Constraints, Request
@@ -27,6 +26,9 @@ from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_pa
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
+
+if TYPE_CHECKING:
+    from ortolan.runtime.generation.media_reader import MediaReader
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | MediaPrompt
 """Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
@@ -45,7 +47,7 @@ class RequestReader:
         tokenizer: Tokenizer | None,
         *,
         adapters: Sequence[str] = (),
-        media: MediaReader | None = None,
+        media: "MediaReader | None" = None,
     ) -> None:
         manifest = self._manifest = bundle.manifest
         self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
