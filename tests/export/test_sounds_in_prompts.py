@@ -34,16 +34,15 @@ def qwen(runs: Runs) -> Run:
 
 def test_spectrograms_and_vectors_of_any_length_are_those_of_transformers(qwen: Run) -> None:
     encoder = qwen.model._encoder
+    reader = encoder._reader
     reference = Qwen3ASRForConditionalGeneration.from_pretrained(qwen.checkpoint)
     for seconds in SECONDS:
-        parts = encoder._reader.parts(sound(seconds))
+        parts = reader.parts(sound(seconds))
         ours = np.concatenate(parts, 1)
         theirs = spectrogram(qwen.checkpoint, sound(seconds))[0][0].numpy()
         assert theirs.shape[1] - ours.shape[1] in range(100)
         np.testing.assert_allclose(ours, theirs[:, : ours.shape[1]], atol=1e-5)
-        ours = np.concatenate(
-            [vectors_of(encoder._engine, encoder._reader, part) for part in parts]
-        )
+        ours = np.concatenate([vectors_of(encoder._engine, reader, part) for part in parts])
         theirs = vectors(reference, qwen.checkpoint, sound(seconds)).numpy()
         assert sum(map(reader.vectors, parts)) == len(theirs)
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
