@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.hub.name import name_of
 from ortolan.runtime import limits
@@ -18,11 +19,10 @@ from ortolan.runtime.bundle.folder import (
     open_texts,
     retry_if_replaced,
 )
-from ortolan.runtime.bundle.packed import Packed, find_packed
-from ortolan.runtime.bundle.parts import TEXT
+from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
-from ortolan.runtime.engine.adapters import open_adapters
+from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -127,55 +127,87 @@ def load(
     return _load(path if name is None else fetched(name), kind, options)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """How to load a bundle and the bundles in it."""
+
+    device: str
+    threads: int | None
+    is_copied: bool
+    isolate: bool
+    full_check: bool
+    trust: bool
+
+    def opened(self, open_: Callable[..., Bundle], source: Any) -> Bundle:
+        # a copy hashes every file anyway
+        full_check = self.full_check and not self.is_copied
+        return open_(source, full_check=full_check, trust=self.trust)
+
+
 @retry_if_replaced
 def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadOptions) -> Model:
     """Load the bundle in a folder."""
-    full_check = checked_flag("full_check", options.get("full_check", False))
-    isolate = checked_flag("isolate", options.get("isolate", is_fetched(Path(path))))
-    is_copied = _is_copied(options.get("weights", "map"))
-    trust = checked_flag("trust", options.get("trust", False))
-    # a copy hashes every file anyway
-    bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
+    settings = _Settings(
+        device=options.get("device", "auto"),
+        threads=options.get("threads"),
+        is_copied=_is_copied(options.get("weights", "map")),
+        isolate=checked_flag("isolate", options.get("isolate", is_fetched(Path(path)))),
+        full_check=checked_flag("full_check", options.get("full_check", False)),
+        trust=checked_flag("trust", options.get("trust", False)),
+    )
+    bundle = settings.opened(open_bundle, path)
     model = kind or _MODELS[bundle.manifest.kind]
     _check_kind(bundle, model)  # before the weights are read
     adapters = open_adapters(options.get("adapters", {}), bundle)
+    bundle, engine = _started(bundle, settings, adapters)
+    if bundle.manifest.features is not None:
+        media = settings.opened(open_media, bundle)
+        return Decoder(bundle, engine, Encoder(*_started(media, settings)))
+    if bundle.manifest.comparison is not None:
+        texts = settings.opened(open_texts, bundle)
+        return Encoder(bundle, engine, Encoder(*_started(texts, settings)))
+    return model(bundle, engine)
+
+
+def _started(
+    bundle: Bundle, settings: _Settings, adapters: Adapters | None = None
+) -> tuple[Bundle, Engine]:
+    """The bundle, which keeps its files if they are copied, and its engine."""
+    device, threads, full_check = settings.device, settings.threads, settings.full_check
     packed = None
-    if is_copied:
+    if settings.is_copied:
         _check_tensors(bundle)
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
-    device = options.get("device", "auto")
-    open_own = partial(open_head, bundle, trust=trust)
-    _try(bundle, open_own, device=device, packed=packed, full_check=full_check, isolate=isolate)
-    threads = options.get("threads")
-    head = _head_opener(bundle, open_own, device=device, threads=threads)
+    has_head = bundle.manifest.has_head
+    if settings.isolate:
+        first_load(bundle, device=device, packed=packed)
+    if has_head and (settings.isolate or full_check):
+        head = open_head(bundle, full_check=full_check, trust=settings.trust)
+        if settings.isolate:
+            first_load(head, device=device, packed=None)
+
+    @cache
+    def head_engine() -> Engine:
+        head = open_head(bundle, trust=settings.trust)
+        if settings.is_copied:
+            head = head.keeping()
+        check_load(head, is_packed=False)
+        return Engine(head, device=device, threads=threads)
+
+    if settings.is_copied and has_head:
+        head_engine()
     engine = Engine(
-        bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
+        bundle,
+        device=device,
+        threads=threads,
+        packed=packed,
+        adapters=adapters,
+        open_head=head_engine,
     )
-    return _with_part(model, bundle, engine, {**options, "isolate": isolate})
-
-
-def _with_part(model: type[Model], bundle: Bundle, engine: Engine, options: LoadOptions) -> Model:
-    """The model, with the encoder that is a bundle in its bundle, if there is one."""
-    trust = options.get("trust", False)
-    # opening the part checks that it is the right one
-    if bundle.manifest.features is not None:
-        open_media(bundle, trust=trust)
-        folder = bundle.manifest.media_folder
-        return Decoder(bundle, engine, _load_part(bundle, folder, options))
-    if bundle.manifest.comparison is not None:
-        open_texts(bundle, trust=trust)
-        return Encoder(bundle, engine, _load_part(bundle, TEXT, options))
-    return model(bundle, engine)
-
-
-def _load_part(bundle: Bundle, name: str, options: LoadOptions) -> Encoder:
-    """Load an encoder in the folder of a bundle with the same options."""
-    own: LoadOptions = {**options}
-    own.pop("adapters", None)
-    return cast("Encoder", _load(bundle.path / name, Encoder, own))
+    return bundle, engine
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:
@@ -191,42 +223,6 @@ def _check_kind(bundle: Bundle, model: type[Model]) -> None:
             f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
             "folder above it, and pass draft=MtpHead()."
         )
-
-
-def _head_opener(
-    bundle: Bundle, open_own: Callable[[], Bundle], *, device: str, threads: int | None
-) -> Callable[[], Engine]:
-    """Opens the head of a bundle once; if the bundle keeps its files, now."""
-    keeps = bundle.kept is not None
-    opener = cache(partial(_open_head, open_own, keeps=keeps, device=device, threads=threads))
-    if keeps and bundle.manifest.has_head:
-        opener()
-    return opener
-
-
-def _open_head(
-    open_own: Callable[[], Bundle], *, keeps: bool, device: str, threads: int | None
-) -> Engine:
-    head = open_own().keeping() if keeps else open_own()
-    check_load(head, is_packed=False)
-    return Engine(head, device=device, threads=threads)
-
-
-def _try(
-    bundle: Bundle,
-    open_own: Callable[..., Bundle],
-    *,
-    device: str,
-    packed: Packed | None,
-    full_check: bool,
-    isolate: bool,
-) -> None:
-    """Load a bundle and its head in a subprocess first, if it is to be isolated."""
-    parts = [(bundle, packed)]
-    if bundle.manifest.has_head and (isolate or full_check):
-        parts.append((open_own(full_check=full_check), None))
-    for part, own in parts if isolate else ():
-        first_load(part, device=device, packed=own)
 
 
 def _check_tensors(bundle: Bundle) -> None:
