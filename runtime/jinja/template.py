@@ -11,11 +11,11 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 from jinja2.sandbox import safe_range
+from jinja2.utils import Namespace
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import ChatTemplateError
-from ortolan.runtime.jinja.budget import Budget, count_values
-from ortolan.runtime.jinja.sandbox import Sandbox, namespace, paid
+from ortolan.runtime.jinja.sandbox import Sandbox, with_payments
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
 MAX_DATE_FORMAT = 64
@@ -49,16 +49,14 @@ class Template:
         self, values: Mapping[str, Any], *, functions: Mapping[str, Any], now: datetime
     ) -> str:
         """Return the output of the template."""
-        count, characters = count_values(dict(values))
-        budget = Budget(values=count, characters=characters)
-        standard = {"dict": _dict, "namespace": namespace, "range": safe_range}
+        standard = {"dict": dict, "namespace": Namespace, "range": safe_range}
         functions = {**standard, "strftime_now": _strftime(now), **functions}
-        sandbox = _sandbox().rendering(budget, [*functions.values()])
+        sandbox = _sandbox().rendering(values, [*functions.values()])
         template = jinja2.Template.from_code(sandbox, self._code, functions)
         parts = []
         try:
             for part in template.root_render_func(template.new_context(dict(values))):
-                budget.text(len(part))
+                sandbox.pay(len(part))
                 parts.append(part)
         except OrtolanError:
             raise
@@ -93,7 +91,7 @@ def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
                 )
         parsed = jinja.parse(source)
         names = frozenset(meta.find_undeclared_variables(parsed))
-        return jinja.compile(paid(parsed), filename=_FILE), names
+        return jinja.compile(with_payments(parsed), filename=_FILE), names
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"Line {error.lineno} of the chat template is not valid Jinja: "
@@ -113,11 +111,6 @@ def _line(template: jinja2.Template, error: Exception) -> int:
 
 def _is_of_template(frame: FrameType) -> bool:
     return frame.f_code.co_filename == _FILE
-
-
-def _dict(*args: Any, **named: Any) -> dict[Any, Any]:
-    """Build a dict; unlike the class, a function has no attributes to exploit."""
-    return dict(*args, **named)
 
 
 def _strftime(now: datetime) -> Any:
