@@ -77,8 +77,8 @@ def in_process(service: Service) -> Stream:
 
     async def stream(prompt: str, tokens: int) -> AsyncIterator[Any]:
         ticket = service.submit(prompt, max_new_tokens=tokens, ignore_eos=True)
-        async for text in ticket:
-            yield text
+        async for piece in ticket:
+            yield piece.content
 
     return stream
 

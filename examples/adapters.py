@@ -27,7 +27,7 @@ def main() -> None:
             for name in (None, *folders)
         }
         for name, ticket in tickets.items():
-            print(f"--- {name or 'no adapter'}\n{ticket.completion().text}")
+            print(f"--- {name or 'no adapter'}\n{ticket.result().text}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ async def complete(request: Request) -> Response:
     async def pieces() -> AsyncIterator[str]:
         try:
             async for piece in ticket:
-                yield piece
+                yield piece.content
         finally:
             ticket.cancel()  # the reader may have left; does nothing after the end
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest as Manifest
     from ortolan.runtime.chat.call_syntax import ToolCall as ToolCall
     from ortolan.runtime.chat.conversation import Conversation as Conversation
+    from ortolan.runtime.chat.parser import Piece as Piece
     from ortolan.runtime.chat.reply import Reply as Reply
     from ortolan.runtime.chat.reply import ReplyStream as ReplyStream
     from ortolan.runtime.decoder import Decoder as Decoder
@@ -59,14 +60,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load as load
     from ortolan.runtime.model import Model as Model
     from ortolan.runtime.seq2seq import Seq2Seq as Seq2Seq
-    from ortolan.runtime.serving.chat_ticket import ChatTicket as ChatTicket
     from ortolan.runtime.serving.encoder_service import EncoderService as EncoderService
     from ortolan.runtime.serving.encoder_service import EncoderStats as EncoderStats
-    from ortolan.runtime.serving.encoder_ticket import EncoderTicket as EncoderTicket
     from ortolan.runtime.serving.seq2seq_service import Seq2SeqService as Seq2SeqService
     from ortolan.runtime.serving.service import Service as Service
     from ortolan.runtime.serving.stats import ServiceStats as ServiceStats
-    from ortolan.runtime.serving.ticket import TextPiece as TextPiece
+    from ortolan.runtime.serving.ticket import EncoderTicket as EncoderTicket
     from ortolan.runtime.serving.ticket import Ticket as Ticket
     from ortolan.runtime.transcription.transcript import Segment as Segment
     from ortolan.runtime.transcription.transcript import Transcript as Transcript
@@ -80,6 +79,7 @@ _NAMES = {
     "bundle.manifest": "Manifest",
     "chat.call_syntax": "ToolCall",
     "chat.conversation": "Conversation",
+    "chat.parser": "Piece",
     "chat.reply": "Reply ReplyStream",
     "decoder": "Decoder",
     "encoder": "Encoder",
@@ -98,13 +98,11 @@ _NAMES = {
     "loading": "load",
     "model": "Model",
     "seq2seq": "Seq2Seq",
-    "serving.chat_ticket": "ChatTicket",
     "serving.encoder_service": "EncoderService EncoderStats",
-    "serving.encoder_ticket": "EncoderTicket",
     "serving.seq2seq_service": "Seq2SeqService",
     "serving.service": "Service",
     "serving.stats": "ServiceStats",
-    "serving.ticket": "TextPiece Ticket",
+    "serving.ticket": "EncoderTicket Ticket",
     "transcription.transcript": "Segment Transcript Word",
     "verification.replay": "verify",
     "verification.report": "Report",

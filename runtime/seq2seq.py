@@ -235,7 +235,7 @@ class Seq2Seq(Model):
 
             with model.serve(slots=8) as service:
                 ticket = service.submit("I live in Paris.")
-                print(ticket.completion().text)
+                print(ticket.result().text)
 
         Args:
             **options: see `ortolan.runtime.serving.seq2seq_service.Seq2SeqServeOptions`.

@@ -18,7 +18,7 @@ def load(start: Start) -> Engine:
         tickets = [
             service.submit(prompt, max_new_tokens=new_tokens, ignore_eos=True) for prompt in prompts
         ]
-        return [list(ticket.completion().tokens) for ticket in tickets]
+        return [list(ticket.result().tokens) for ticket in tickets]
 
     return Engine(together=together)
 

@@ -35,7 +35,7 @@ class Piece:
         content: of the answer.
         reasoning: before the answer.
         tool_call: of the model.
-        tokens: new ids, the last of which completes this piece; see `ChatTicket.pieces`.
+        tokens: new ids, the last of which completes this piece; see `Ticket.pieces`.
         logprobs: one entry per token; `None` unless the request asks for them.
     """
 

@@ -17,8 +17,8 @@ from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Inputs, is_batch
 from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService, patiently, waited
 from ortolan.runtime.serving.encoder_queue import EncoderQueue
-from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.runtime.serving.stats import Counts
+from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.runtime.serving.worker import Worker
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
 from ortolan.runtime.transcription.transcript import Transcript

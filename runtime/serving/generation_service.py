@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -18,6 +18,7 @@ from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
 
 if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Question
     from ortolan.runtime.engine.engine import Engine
 
 MAX_SLOTS = 256
@@ -82,24 +83,34 @@ class GenerationService(BaseService):
         )
 
     def _submit_requests(
-        self, reader: RequestReader, requests: Sequence[Request], *, priority: int
-    ) -> list[Ticket]:
-        """Queue all requests, or none."""
+        self,
+        reader: RequestReader,
+        requests: Sequence[Request],
+        *,
+        priority: int,
+        question: "Question | None" = None,
+    ) -> list[Ticket[Any]]:
+        """Queue all requests, or none; those of a question get replies."""
         priority = checked_integer("priority", priority)
         for request in requests:  # each alone: if they do not fit together, some wait
             check_memory(self._memory, [request], whole=True, held_tokens=self._worker.held_tokens)
-        tickets = [self._ticket(reader, request) for request in requests]
+        tickets = [
+            self._ticket(reader, request, question and question.again()) for request in requests
+        ]
         self._worker.submit(tickets, priority=priority)
         return tickets
 
-    def _ticket(self, reader: RequestReader, request: Request) -> Ticket:
+    def _ticket(
+        self, reader: RequestReader, request: Request, question: "Question | None"
+    ) -> Ticket[Any]:
         cancelled = request.cancelled
         if cancelled is not None:
             # an exception of the caller's function must not end other sequences
             request = replace(request, cancelled=lambda: _is_cancelled(cancelled, ticket))
-        ticket = Ticket(
+        ticket: Ticket[Any] = Ticket(
             reader.sequence(request, streams=True),
-            has_pieces=self._engine.manifest.tokenizer is not None,
+            question=question,
+            has_text=self._engine.manifest.tokenizer is not None,
             lock=self._worker.lock,
             cancel=self._worker.cancel,
             check=self._engine.check_process,
@@ -107,7 +118,7 @@ class GenerationService(BaseService):
         return ticket
 
 
-def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
+def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket[Any]) -> bool:
     try:
         return cancelled()
     except Exception as error:

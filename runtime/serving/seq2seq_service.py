@@ -42,7 +42,7 @@ class Seq2SeqService(GenerationService):
 
         with model.serve(slots=8) as service:
             ticket = service.submit("I live in Paris.")
-            print(ticket.completion().text)  # or: for piece in ticket, or: await ticket
+            print(ticket.result().text)  # or: for piece in ticket, or: await ticket
 
     New sources are encoded between decode steps, those of similar length together. Requests run in
     order of arrival. Each result equals that of `Seq2Seq.generate` for the source alone up to
@@ -97,7 +97,7 @@ class Seq2SeqService(GenerationService):
 
     def submit(
         self, source: Input, *, first: str | int | None = None, **options: Unpack[BeamOptions]
-    ) -> Ticket:
+    ) -> Ticket[Completion]:
         """Submit a request. It is checked at once, and computed when it is its turn.
 
         Args:
@@ -143,7 +143,7 @@ class Seq2SeqService(GenerationService):
         submit = patiently(partial(self._submit_requests, self._requests, priority=0))
 
         def run(requests: Sequence[Request]) -> list[Completion]:
-            return [waited(ticket.completion) for ticket in submit(requests)]
+            return [waited(ticket.result) for ticket in submit(requests)]
 
         with self._counting_refusals():
             transcriber = Transcriber(

@@ -5,16 +5,18 @@ The calling thread checks a request and hands it to the worker, whose thread com
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_count, refuse_unknown
+from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
 from ortolan.runtime.chat.chat_options import ChatOptions
+from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
+from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -29,9 +31,9 @@ from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.base_service import patiently, waited
-from ortolan.runtime.serving.chat_service import ChatService
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
+from ortolan.runtime.serving.turns import Turns
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from ortolan.runtime.encoder import Encoder
 
 Mode = Literal["exact", "fast"]
+
+MAX_REPLIES = 256
+"""Maximum number of replies per call; each is a request."""
 
 
 class ServeOptions(TypedDict, total=False):
@@ -68,7 +73,7 @@ class ServeOptions(TypedDict, total=False):
     cache_folder_bytes: int
 
 
-class Service(ChatService, GenerationService):
+class Service(GenerationService):
     """Generates for many requests at once. Any thread and any event loop may use it.
 
         with model.serve(slots=8) as service:
@@ -103,7 +108,7 @@ class Service(ChatService, GenerationService):
         refuse_unknown("serve", options, ServeOptions.__optional_keys__)
         self._reader = reader
         self._tokenizer = tokenizer
-        self._chat_of_bundle = chat
+        self._chat = chat
         self._encoder = encoder
         is_exact = _is_exact(options.get("mode", "exact"), engine)
         chunk = _checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks)
@@ -137,7 +142,7 @@ class Service(ChatService, GenerationService):
         priority: int = 0,
         draft: Draft | None = None,
         **options: Unpack[Options],
-    ) -> Ticket:
+    ) -> Ticket[Completion]:
         """Submit a request. It is checked at once, and computed when it is its turn.
 
         Args:
@@ -165,6 +170,96 @@ class Service(ChatService, GenerationService):
             )
         return ticket
 
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        priority: int = 0,
+        draft: Draft | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Ticket[Reply]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        n: int,
+        priority: int = 0,
+        draft: Draft | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Ticket[Reply]]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        n: int | None = None,
+        priority: int = 0,
+        draft: Draft | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Ticket[Reply] | list[Ticket[Reply]]:
+        """Submit a conversation, to be answered.
+
+        In the mode `exact`, the reply is that of `Decoder.chat` with the same `n` or `draft`, and
+        that of a `Conversation`, to the bit.
+
+        Args:
+            messages: see `Decoder.chat`.
+            n: number of replies, each with its ticket; seeds count up. `None` returns one ticket
+                instead of a list.
+            priority: see `submit`.
+            draft: see `submit`.
+            **options: see `ortolan.runtime.chat.chat_options.ChatOptions`.
+
+        Raises:
+            ChatTemplateError: the bundle has no valid chat template.
+            ChatError: messages or tools are invalid, or the template rejects them.
+            MissingExtraError: Jinja is not installed.
+            OrtolanError: see `submit`.
+        """
+        count = 1 if n is None else checked_count("n", n, most=MAX_REPLIES)
+        with self._counting_refusals():
+            question = self._chat().question(messages, options)
+            tickets: list[Ticket[Reply]] = self._submit_prompts(
+                [question.prompt] * count,
+                question.options,
+                question.tokenizer,
+                draft=draft,
+                priority=priority,
+                question=question,
+            )
+        return tickets[0] if n is None else tickets
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> Conversation:
+        """Start a conversation that keeps its messages. The service computes its answers.
+
+        The prefix cache holds what a turn shares with earlier prompts. In an event loop, use
+        `async for` on `stream`, or await it; `ask` and `answer_tools` block the thread.
+
+        Args:
+            system: system message; `None` for the template's default.
+            tools: see `chat`.
+            variables: see `chat`.
+            priority: of every answer; see `submit`.
+
+        Raises:
+            ChatTemplateError: the bundle has no valid chat template.
+            MissingExtraError: Jinja is not installed.
+        """
+        self._chat()  # raises now if the bundle cannot chat
+        turns = Turns(self, checked_integer("priority", priority))
+        identity = self._engine.identity
+        return Conversation(turns, identity, system=system, tools=tools, variables=variables)
+
     def transcribe(self, sound: Sound, **options: Unpack[DictationOptions]) -> Transcript:
         """Transcribe a sound, and wait for it. Its parts are computed with other requests.
 
@@ -183,46 +278,36 @@ class Service(ChatService, GenerationService):
             samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
         ) -> Completion:
             question = self._chat().dictation(samples_N, begun, most_tokens)
-            (ticket,) = submit(
+            tickets: list[Ticket[Completion]] = submit(
                 [question.prompt], question.options, self._tokenizer, draft=None, priority=0
             )
-            return waited(ticket.completion)
+            return waited(tickets[0].result)
 
         with self._counting_refusals():
             heard = dictation_of(self._engine.manifest, self._encoder)
             return dictate(sound, *heard, answer, options)
 
-    # --- a request --------------------------------------------------------------------------------
-
-    @property
-    def _identity(self) -> str:
-        return self._engine.identity
-
-    def _chat(self) -> "Chat":
-        return self._chat_of_bundle()
-
-    def _submit_question(
+    def submit_turn(
         self,
         messages: Sequence[Message],
         options: ChatOptions,
         draft: Draft | None,
         *,
-        n: int = 1,
         priority: int,
-        conversation: bytes | None = None,
-    ) -> "tuple[list[Ticket], Question]":
+        conversation: bytes,
+    ) -> "tuple[Ticket[Completion], Question]":
+        """Submit a question of a conversation, which this key names, without a parser."""
         with self._counting_refusals():
             question = self._chat().question(messages, options)
-            prompts = [question.prompt] * n
-            tickets = self._submit_prompts(
-                prompts,
+            (ticket,) = self._submit_prompts(
+                [question.prompt],
                 question.options,
                 question.tokenizer,
                 draft=draft,
                 priority=priority,
                 conversation=conversation,
             )
-        return tickets, question
+        return ticket, question
 
     def _submit_prompts(
         self,
@@ -233,13 +318,14 @@ class Service(ChatService, GenerationService):
         draft: Draft | None,
         priority: int,
         conversation: bytes | None = None,
-    ) -> list[Ticket]:
+        question: "Question | None" = None,
+    ) -> list[Ticket[Any]]:
         reader = self._reader(tokenizer)
         requests = [
             replace(request, conversation=conversation)
             for request in reader.prompts(prompts, options, draft=draft)
         ]
-        return self._submit_requests(reader, requests, priority=priority)
+        return self._submit_requests(reader, requests, priority=priority, question=question)
 
 
 def _is_exact(mode: Mode, engine: Engine) -> bool:

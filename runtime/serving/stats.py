@@ -14,7 +14,7 @@ from ortolan.runtime.generation.histogram import Histogram
 if TYPE_CHECKING:
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.sampled_sequence import SampledSequence
-    from ortolan.runtime.serving.base_ticket import Work
+    from ortolan.runtime.serving.ticket import Work
 
 FAILING = 2
 """Requests in a row that the model could not compute, after which it counts as failing."""

@@ -1,47 +1,197 @@
-"""Tickets of generation: text, piece by piece, and the completion."""
+"""Tickets: requests of a service, for the threads or tasks that submitted them."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from ortolan.runtime.generation.completion import Completion, TokenLogprobs
+from ortolan.errors import OrtolanError
+from ortolan.runtime.arguments import checked_seconds
+from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime.encoding.call import EncoderCall
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
-from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Signal, Woken
 
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Question
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPiece:
-    """Part of a completion: its texts join to the text, its tokens to the tokens.
 
-    Attributes:
-        text: the new text; may be empty in the last piece, such as that of EOS.
-        tokens: the new ids; the text of the last one ends in this piece.
-        logprobs: one entry per token; `None` unless the request asks for them.
+class Work(Protocol):
+    """A request while a service computes it: a sequence, or a call of an encoder."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it was cancelled."""
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that ended it, if any."""
+
+    def fail(self, error: OrtolanError) -> None:
+        """End it with an error."""
+
+
+W = TypeVar("W", bound=Work)
+R = TypeVar("R")
+
+
+class BaseTicket(ABC, Generic[W, R]):
+    """A request and its result. Any thread and any event loop may use it.
+
+    Args:
+        work: what the service computes.
+        lock: of the service.
+        cancel: tells the service to cancel this ticket.
+        check: raises in a process that is not the service's.
     """
 
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None
+    def __init__(
+        self,
+        work: W,
+        *,
+        lock: threading.Lock,
+        cancel: "Callable[[BaseTicket[Any, Any]], None]",
+        check: Callable[[], None],
+    ) -> None:
+        self.work = work
+        self._cancel = cancel
+        self._check = check
+        self._end = Signal(lock)
+        self._is_done = False
+        self._error: OrtolanError | None = None
+
+    # --- for the caller ---------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended, read or not."""
+        return self._is_done
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that the result raises, once the request has ended."""
+        return self._error or self.work.error
+
+    def cancel(self) -> None:
+        """End the request before the next call of the model.
+
+        Cancelling a finished request does nothing.
+        """
+        self._check()
+        self._cancel(self)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result.
+
+        Args:
+            timeout: maximum wait in seconds; `None` waits without limit.
+
+        Raises:
+            TimeoutError: the wait ended first; the request continues.
+            concurrent.futures.CancelledError: a request of an encoder was cancelled.
+            InputError: the timeout is not a number, or an image is not valid.
+            NumericError: the output is not finite.
+            MemoryPlanError: there was not enough memory when it was the request's turn.
+            ServiceError: the service failed.
+            ForkedError: the process was forked after loading.
+        """
+        self._check()
+        seconds = None if timeout is None else checked_seconds("timeout", timeout)
+        try:
+            self._end.wait(lambda: self._is_done or None, seconds)
+        except TimeoutError:
+            raise TimeoutError(
+                f"The result was not ready within {timeout} s. Wait longer, or cancel."
+            ) from None
+        return self._result()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait for the result."""
+        return self._awaited().__await__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_done:
+            self.cancel()
+
+    # --- for the service, with the lock held ------------------------------------------------------
+
+    def deliver(self, woken: Woken) -> bool:
+        """Hand over what is new, and return whether the request has ended."""
+        if self.work.is_done:
+            self.end(woken)
+        return self._is_done
+
+    def end(self, woken: Woken) -> None:
+        """Tell all readers that the request has ended."""
+        self._is_done = True
+        self._end.send(woken)
+
+    def fail(self, error: OrtolanError) -> None:
+        """Set the error that the result raises; call `end` after it."""
+        self._error = self._error or error
+
+    # ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _completed(self) -> R:
+        """The result of a request that has ended without an error of the service."""
+
+    async def _awaited(self) -> R:
+        self._check()
+        await self._end.awaited(lambda: self._is_done or None)
+        return self._result()
+
+    def _result(self) -> R:
+        if self._error is not None:
+            raise self._error
+        return self._completed()
 
 
-class Ticket(BaseTicket[SampledSequence, Completion], Iterator[str], AsyncIterator[str]):
+class EncoderTicket(BaseTicket[EncoderCall[R], R]):
+    """A request of an encoder's service. Any thread and any event loop may use it.
+
+        vectors = ticket.result()     # or: await ticket
+
+    Leaving a `with` block cancels an unfinished request.
+    """
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts, special tokens included."""
+        return self.work.tokens
+
+    def _completed(self) -> R:
+        return self.work.result()
+
+
+class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piece]):
     """A request of a service. Any thread and any event loop may use it.
 
-        for text in ticket: ...              # or: async for text in ticket
-        for piece in ticket.pieces(): ...    # with tokens and log-probabilities
-        completion = ticket.completion()     # or: await ticket
+        for piece in ticket: ...             # or: async for piece in ticket
+        for piece in ticket.pieces(): ...    # the same, but pieces are never joined
+        completion = ticket.result()         # or: await ticket
 
-    Text goes to one reader; a slow reader gets several pieces joined. A piece never ends inside a
-    character or a stop text. Leaving a `with` block cancels an unfinished request; its completion
+    The result is a completion, or a reply if the request is a chat. Pieces go to one reader; a slow
+    reader gets several joined. A piece never ends inside a character or a stop text, and has the
+    tokens that it completes; the last one may have tokens only, such as EOS. The result is complete
+    whether they are read or not. Leaving a `with` block cancels an unfinished request; its result
     holds what was generated so far.
 
     Args:
         sequence: of the request.
-        has_pieces: whether the bundle has a tokenizer.
+        question: that a reply answers; `None` for a completion.
+        has_text: whether the bundle has a tokenizer.
         lock: of the service.
         cancel: tells the service to cancel this ticket.
         check: raises in a process that is not the service's.
@@ -51,17 +201,23 @@ class Ticket(BaseTicket[SampledSequence, Completion], Iterator[str], AsyncIterat
         self,
         sequence: SampledSequence,
         *,
-        has_pieces: bool,
+        question: "Question | None",
+        has_text: bool,
         lock: threading.Lock,
         cancel: Callable[[BaseTicket[Any, Any]], None],
         check: Callable[[], None],
     ) -> None:
         super().__init__(sequence, lock=lock, cancel=cancel, check=check)
-        self._has_pieces = has_pieces
+        self._result_of: Callable[[Completion], Any] = question.reply if question else _same
+        self._parser = None if question is None else question.parser()
+        self._has_text = has_text
         self._more = Signal(lock)
+        self._most: int | None = None
         # unread texts, each with the number of tokens so far
         self._pending: deque[tuple[str, int]] = deque()
+        self._pieces: deque[Piece] = deque()
         self._read_tokens = 0
+        self._has_ended = False
 
     # --- for the caller ---------------------------------------------------------------------------
 
@@ -75,139 +231,99 @@ class Ticket(BaseTicket[SampledSequence, Completion], Iterator[str], AsyncIterat
         """Number of tokens generated so far."""
         return len(self.work.tokens)
 
-    def pieces(self) -> "TextPieces":
-        """Read the text with its tokens and log-probabilities, instead of the text alone.
+    def pieces(self) -> Self:
+        """Read the pieces, from now on one for each call of the model.
 
-        Pieces are not joined: each is what one call of the model added.
+        Their tokens and log-probabilities join to those of the completion. In a chat, a token
+        belongs to the piece that it completes, so those of markers such as `</think>` come with the
+        piece after them.
 
         Raises:
             TokenizerError: the bundle has no tokenizer.
         """
-        self._check_pieces()
-        return TextPieces(self)
+        self._check_text()
+        self._most = 1
+        return self
 
-    def completion(self, timeout: float | None = None) -> Completion:
-        """Wait for the completion.
-
-        Args:
-            timeout: maximum wait in seconds; `None` waits without limit.
-
-        Raises:
-            TimeoutError: the wait ended first; the request continues.
-            InputError: the timeout is not a number.
-            NumericError: the logits are not finite.
-            MemoryPlanError: there was not enough memory when it was the request's turn.
-            ServiceError: the service failed.
-            ForkedError: the process was forked after loading.
-        """
-        return self._waited(timeout, "completion")
-
-    def __next__(self) -> str:
-        """Wait for the next text; raises what `completion` does at the end."""
-        text = _joined(self.next_pieces())
-        if not text:
+    def __next__(self) -> Piece:
+        """Wait for the next piece; raises what `result` does at the end."""
+        self._check_text()
+        while not self._pieces and not self._has_ended:
+            self._read(self._more.wait(self._take))
+        if not self._pieces:
             self._result()
             raise StopIteration
-        return text
+        return self._pieces.popleft()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> str:
-        """Wait for the next text; raises what `completion` does at the end."""
-        text = _joined(await self.anext_pieces())
-        if not text:
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece; raises what `result` does at the end."""
+        self._check_text()
+        while not self._pieces and not self._has_ended:
+            self._read(await self._more.awaited(self._take))
+        if not self._pieces:
             self._result()
             raise StopAsyncIteration
-        return text
-
-    # --- for readers ------------------------------------------------------------------------------
-
-    def next_pieces(self, most: int | None = None) -> list[TextPiece]:
-        """Wait for unread pieces, and return the first `most`; none at the end."""
-        self._check_pieces()
-        return self._more.wait(lambda: self._take(most))
-
-    async def anext_pieces(self, most: int | None = None) -> list[TextPiece]:
-        """Wait for unread pieces, and return the first `most`; none at the end."""
-        self._check_pieces()
-        return await self._more.awaited(lambda: self._take(most))
-
-    def raise_error(self) -> None:
-        """Raise what `completion` raises; call it at the end of the pieces."""
-        self._result()
-
-    def piece(self, text: str, start: int, end: int) -> TextPiece:
-        """A piece with the tokens from `start` to `end`."""
-        sequence = self.work
-        has_logprobs = sequence.request.logprobs is not None
-        return TextPiece(
-            text=text,
-            tokens=tuple(sequence.tokens[start:end]),
-            logprobs=tuple(sequence.logprobs[start:end]) if has_logprobs else None,
-        )
+        return self._pieces.popleft()
 
     # --- for the service, with the lock held ------------------------------------------------------
 
     def deliver(self, woken: Woken) -> bool:
         """Hand the new text to the reader, and return whether the sequence has ended."""
-        text, is_done = self.work.take(), self.work.is_done
+        text = self.work.take()
         if text:
             self._pending.append((text, len(self.work.tokens)))
             self._more.send(woken)
-        if is_done:
-            self.end(woken)
-        return is_done
+        return super().deliver(woken)
 
     def end(self, woken: Woken) -> None:
         """Tell all readers that the request has ended."""
-        self._pending.append(("", len(self.work.tokens)))
         self._more.send(woken)
         super().end(woken)
 
     # ----------------------------------------------------------------------------------------------
 
-    def _take(self, most: int | None) -> list[TextPiece] | None:
-        """Remove the first `most` unread pieces: none at the end, `None` if there are none yet."""
-        if not self._pending and not self._is_done:
-            return None
-        pieces: list[TextPiece] = []
-        while self._pending and len(pieces) != most:
-            text, end = self._pending.popleft()
+    def _take(self) -> list[tuple[str, int]] | None:
+        """Remove unread texts: none at the end, `None` if there are none yet."""
+        if not self._pending:
+            return [] if self._is_done else None
+        count = self._most or len(self._pending)
+        return [self._pending.popleft() for _ in range(count)]
+
+    def _read(self, texts: list[tuple[str, int]]) -> None:
+        """Turn texts into pieces, the first of which gets all tokens that no piece has yet."""
+        self._has_ended = not texts
+        text = "".join(text for text, _ in texts)
+        end = texts[-1][1] if texts else len(self.work.tokens)
+        pieces: Iterable[Piece] = (Piece(content=text),) if text else ()
+        if self._parser is not None:
+            pieces = self._parser.feed(text) if texts else self._parser.finish()
+        self._pieces.extend(pieces)
+        if end > self._read_tokens and (self._pieces or self._has_ended):
+            first = self._pieces.popleft() if self._pieces else Piece()
             start, self._read_tokens = self._read_tokens, end
-            if text or end > start:
-                pieces.append(self.piece(text, start, end))
-        return pieces
+            self._pieces.appendleft(self._with_tokens(first, start, end))
 
-    def _completed(self) -> Completion:
-        return self.work.completion()
+    def _with_tokens(self, piece: Piece, start: int, end: int) -> Piece:
+        sequence = self.work
+        has_logprobs = sequence.request.logprobs is not None
+        return replace(
+            piece,
+            tokens=tuple(sequence.tokens[start:end]),
+            logprobs=tuple(sequence.logprobs[start:end]) if has_logprobs else None,
+        )
 
-    def _check_pieces(self) -> None:
+    def _completed(self) -> R:
+        result: R = self._result_of(self.work.completion())
+        return result
+
+    def _check_text(self) -> None:
         self._check()
-        if not self._has_pieces:
+        if not self._has_text:
             raise no_tokenizer("read pieces")
 
 
-class TextPieces(Iterator[TextPiece], AsyncIterator[TextPiece]):
-    """The pieces of a ticket, for a thread or a task."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self._ticket = ticket
-
-    def __next__(self) -> TextPiece:
-        """Wait for the next piece; raises what `Ticket.completion` does at the end."""
-        for piece in self._ticket.next_pieces(1):
-            return piece
-        self._ticket.raise_error()
-        raise StopIteration
-
-    async def __anext__(self) -> TextPiece:
-        """Wait for the next piece; raises what `Ticket.completion` does at the end."""
-        for piece in await self._ticket.anext_pieces(1):
-            return piece
-        self._ticket.raise_error()
-        raise StopAsyncIteration
-
-
-def _joined(pieces: list[TextPiece]) -> str:
-    return "".join(piece.text for piece in pieces)
+def _same(completion: Completion) -> Completion:
+    return completion

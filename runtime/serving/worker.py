@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError, typed
-from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Woken, wake
 from ortolan.runtime.serving.stats import Counts
+from ortolan.runtime.serving.ticket import BaseTicket
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine

@@ -152,7 +152,7 @@ def a_stream_a_service_and_chunks_give_the_same(run: Run) -> None:
     for slots, chunk in ((3, small), (1, 128)):
         with run.model.serve(slots=slots, chunk=chunk, cache_bytes=0) as service:
             tickets = [service.submit(each, **options, logprobs=2) for each in run.inputs]
-            done = [ticket.completion() for ticket in tickets]
+            done = [ticket.result() for ticket in tickets]
         assert [one.tokens for one in done] == [one.tokens for one in alone]
         if "exact" in run.case.features:  # to the bit
             assert [one.logprobs for one in done] == [one.logprobs for one in alone]
@@ -201,7 +201,7 @@ def a_prefix_cache_changes_nothing(run: Run) -> None:
         alone = [run.case.call(run.model, [prompt])[0][1] for prompt in prompts]
         with run.model.serve(slots=1) as service:
             options: Any = {"max_new_tokens": NEW, "ignore_eos": True}
-            done = [service.submit(prompt, **options).completion() for prompt in prompts]
+            done = [service.submit(prompt, **options).result() for prompt in prompts]
         assert [list(completion.tokens) for completion in done] == alone
         cached = [completion.timings.cached_tokens for completion in done]
         if run.variant.tolerance:  # products of integers need whole chunks
@@ -356,7 +356,7 @@ def a_chat_in_any_form_is_the_prompt_that_its_template_writes(run: Run) -> None:
             question = _question(part, chat.text)
             for reply in (
                 run.model.chat(question, n=1, **options)[0],
-                service.chat(question, **options).reply(),
+                service.chat(question, **options).result(),
             ):
                 done = reply.completion
                 assert (done.timings.prompt_tokens, list(done.tokens)) == wanted, name

@@ -140,8 +140,6 @@ def _ticket(name: str, service: Any) -> Any:
     match name:
         case "Ticket":
             return service.submit("def", max_new_tokens=4)
-        case "ChatTicket":
-            return service.chat([{"role": "user", "content": "a"}], max_new_tokens=4)
         case "EncoderTicket":
             return service.embed(["a b"])
         case _:

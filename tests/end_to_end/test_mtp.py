@@ -153,7 +153,7 @@ def test_a_head_that_saw_part_of_a_prompt_still_drafts(right: Exported) -> None:
                 service.submit(prompt, max_new_tokens=12, draft=draft)
                 for draft in (MtpHead(), None, MtpHead())
             ]
-            completions = [ticket.completion() for ticket in tickets]
+            completions = [ticket.result() for ticket in tickets]
             assert [completion.tokens for completion in completions] == [expected] * 3
     timings = completions[0].timings
     assert timings.cached_tokens > 0

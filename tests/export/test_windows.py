@@ -314,9 +314,9 @@ def test_a_service_reuses_prefixes_longer_than_the_window(wide: Decoder) -> None
     prompts = [LONG_IDS[:1500] + [index] * (index + 2) for index in range(5)]
     expected = [wide.generate([prompt], **options)[0].tokens for prompt in prompts]
     with wide.serve(slots=2) as service:
-        first = service.submit(prompts[0], **options).completion().tokens
+        first = service.submit(prompts[0], **options).result().tokens
         tickets = [service.submit(prompt, **options) for prompt in prompts[1:]]
-        assert [first, *(ticket.completion().tokens for ticket in tickets)] == expected
+        assert [first, *(ticket.result().tokens for ticket in tickets)] == expected
         counts = service.stats().cache
     assert counts.hits == 4
     assert counts.tokens >= 4 * 1408

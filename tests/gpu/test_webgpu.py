@@ -164,7 +164,7 @@ def test_requests_of_a_service_join_and_leave_and_share_prefixes(
                 service.submit(prompt, max_new_tokens=6 + number, ignore_eos=True)
                 for number, prompt in enumerate(prompts)
             ]
-            tokens.append([ticket.completion().tokens for ticket in tickets])
+            tokens.append([ticket.result().tokens for ticket in tickets])
             assert service.stats().cache.tokens > 0
     assert tokens[0] == tokens[1]
 

@@ -94,7 +94,7 @@ def finish(result: Any, random: Random) -> None:
             finish(item, random)
     elif hasattr(result, "submit"):
         with result:
-            result.submit([1, 2, 3], max_new_tokens=2).completion()
+            result.submit([1, 2, 3], max_new_tokens=2).result()
     elif hasattr(result, "ask"):
         result.ask("a", max_new_tokens=1)
     elif hasattr(result, "rewind"):
@@ -126,7 +126,6 @@ def _whole(stream: Any) -> object:
 
 
 def _finish_ticket(ticket: Any, random: Random) -> None:
-    whole = getattr(ticket, "completion", None) or ticket.reply
     match random.randrange(6):
         case 0:
             ticket.cancel()
@@ -136,13 +135,13 @@ def _finish_ticket(ticket: Any, random: Random) -> None:
                     ticket.cancel()
                     break
         case 2:
-            whole(maybe(random, lambda _: None, 0.9))
+            ticket.result(maybe(random, lambda _: None, 0.9))
         case 3:
             with ticket:
                 next(ticket, None)
         case 4:
             return  # abandoned
-    whole()
+    ticket.result()
 
 
 def _files(model: Any) -> Any:
@@ -231,7 +230,7 @@ TARGETS: dict[str, Target] = {
         bundle="decoder",
         open=lambda model: model.serve(slots=3, queue=4),
         methods=("submit", "submit", "submit", "chat", "stats"),
-        probe=lambda service: service.submit([1, 2, 3], max_new_tokens=4).completion().tokens,
+        probe=lambda service: service.submit([1, 2, 3], max_new_tokens=4).result().tokens,
         close=lambda service: service.close(0),
     ),
     "session": Target(

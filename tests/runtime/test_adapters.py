@@ -72,7 +72,7 @@ def test_a_prefix_is_cached_for_its_adapter_alone(pairs: Pairs, tmp_path: Path) 
     for _ in range(2):  # the second service reads files
         with model.serve(slots=2, cache_folder=tmp_path) as service:
             done = [
-                service.submit(IDS[:200], adapter=name, **options).completion()
+                service.submit(IDS[:200], adapter=name, **options).result()
                 for name in ("a", "b", "a", "b", None)
             ]
         assert list(map(outcome, done[:4])) == list(map(outcome, 2 * expected))

@@ -25,7 +25,7 @@ CALLS: dict[str, Call] = {
     "min_new_tokens": lambda model, value: _generate(model, min_new_tokens=value),
     "n": lambda model, value: _generate(model, n=value),
     "logprobs": lambda model, value: _generate(model, logprobs=value),
-    "priority": lambda model, value: _served(model, priority=value).completion(),
+    "priority": lambda model, value: _served(model, priority=value).result(),
     "slots": lambda model, value: model.serve(slots=value).close(),
     "rewind": lambda model, value: _after_two(model).rewind(value),
     "threads": lambda model, value: ortolan.load(model.bundle.path, threads=value),

@@ -78,7 +78,7 @@ def test_texts_are_those_of_a_single_process(
             service.submit("one two three", sampling=Sampling(temperature=1, seed=seed), **options)
             for seed in range(7, 15)
         ]
-        expected = [ticket.completion().text for ticket in tickets]
+        expected = [ticket.result().text for ticket in tickets]
     with ThreadPoolExecutor(6) as pool:
         for response in pool.map(lambda _: client.post("/v1/completions", json=SAMPLED), range(6)):
             assert texts(response) == expected

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime import ChatTicket, Ticket
+from ortolan.runtime import Reply, Ticket
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
@@ -84,8 +84,7 @@ class Call:
 
     def texts(self) -> list[str]:
         """Texts generated for the call, complete or not, for the log."""
-        tickets = [t for t in self._tickets if isinstance(t, Ticket | ChatTicket)]
-        return [_text(ticket) for ticket in tickets]
+        return [_text(ticket) for ticket in self._tickets if isinstance(ticket, Ticket)]
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,12 +103,12 @@ def _cancel(tickets: Iterable[Cancellable]) -> None:
         ticket.cancel()
 
 
-def _text(ticket: Ticket | ChatTicket) -> str:
+def _text(ticket: Ticket[Any]) -> str:
     try:
-        if isinstance(ticket, ChatTicket):
-            return ticket.reply(0).completion.text
-        return ticket.completion(0).text
+        result = ticket.result(0)
     except TimeoutError:
         return "(unfinished)"
     except OrtolanError as error:
         return f"({error})"
+    text: str = (result.completion if isinstance(result, Reply) else result).text
+    return text

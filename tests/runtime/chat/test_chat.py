@@ -87,7 +87,7 @@ def test_a_call_that_is_cut_off_is_text(model: Decoder) -> None:
             cut = model.chat([USER], **options)
             assert (cut.content, cut.tool_calls) == (cut.completion.text, ())
             assert cut.completion.finish_reason == "length"
-            served = service.chat([USER], **options).reply()
+            served = service.chat([USER], **options).result()
             assert (served.content, served.tool_calls) == (cut.content, ())
 
 

@@ -157,7 +157,7 @@ def test_a_choice_applies_to_conversations_and_services(models: dict[str, Decode
     assert len(answer.completion.tokens) == 4, "the choice was for one turn"
     (alone,) = model.chat([USER], n=1, **drawn(2, tool_choice="required"))
     with model.serve() as service:
-        served = service.chat([USER], **drawn(2, tool_choice="required")).reply()
+        served = service.chat([USER], **drawn(2, tool_choice="required")).result()
     assert [call.name for call in served.tool_calls] == [call.name for call in alone.tool_calls]
     assert served.tool_calls[0].id != alone.tool_calls[0].id
     two = model.chat([USER], n=2, **drawn(2, tool_choice="required"))

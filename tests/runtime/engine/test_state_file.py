@@ -116,7 +116,7 @@ def test_files_of_other_states_or_places_are_refused(
     models: Models, model: Decoder, saved: Path, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     with model.serve(cache_folder=tmp_path / "blocks") as service:
-        service.submit(random_ids(300), max_new_tokens=1).completion()
+        service.submit(random_ids(300), max_new_tokens=1).result()
     block = next((tmp_path / "blocks").iterdir())  # follows the root of its chain
     with pytest.raises(StateFileError, match="expected tokens after none, got some after"):
         model.load_session(block)

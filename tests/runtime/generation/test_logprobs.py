@@ -108,7 +108,7 @@ def test_no_new_tokens_are_needed(model: Decoder) -> None:
     with model.serve(slots=2) as service:
         ticket = service.submit("hello", **SCORED)
         assert not list(ticket.pieces())
-        assert ticket.completion().finish_reason == "length"
+        assert ticket.result().finish_reason == "length"
 
 
 @pytest.mark.parametrize("context", [160, 161])
@@ -116,7 +116,7 @@ def test_the_longest_prompt_fills_the_context(tmp_path: Path, context: int) -> N
     path = tiny_decoder.write_bundle(tmp_path / "bundle", context_length=context).path
     model, longest = load(path, Decoder), context - context % 2
     with model.serve(slots=2) as service:
-        done = service.submit(IDS[:longest], **SCORED).completion()
+        done = service.submit(IDS[:longest], **SCORED).result()
         assert len(done.prompt_logprobs or ()) == longest - 1
         with pytest.raises(ContextLengthError, match=f"{longest} tokens. Shorten the prompt.$"):
             service.submit(IDS[: longest + 1], **SCORED)
@@ -128,8 +128,8 @@ def test_a_defective_prompt_fails_alone(poisoned: Decoder) -> None:
         sick = service.submit([*ids, POISON, *ids], prompt_logprobs=0, max_new_tokens=3)
         healthy = service.submit(ids, prompt_logprobs=0, max_new_tokens=3)
         with pytest.raises(NumericError, match="logprobs"):
-            sick.completion()
-        assert len(healthy.completion().prompt_logprobs or ()) == len(ids) - 1
+            sick.result()
+        assert len(healthy.result().prompt_logprobs or ()) == len(ids) - 1
 
 
 def test_a_conversation_computes_its_whole_prompt(tmp_path: Path) -> None:

@@ -204,6 +204,6 @@ def test_every_way_to_generate_returns_enough_keys(model: Decoder) -> None:
     texts = ["".join(stream), *(completion.text for completion in done)]
     texts.append(model.generate("x", draft=PromptLookup(), **options).text)
     with model.serve() as service:
-        texts += [service.submit("x", **options).completion().text for _ in range(4)]
+        texts += [service.submit("x", **options).result().text for _ in range(4)]
     for text in texts:
         assert len(json.loads(text)) == 3, text

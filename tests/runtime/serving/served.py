@@ -43,7 +43,7 @@ class Spec:
     def without_draft(self) -> "Spec":
         return replace(self, has_draft=False)
 
-    def submit(self, service: Service, *, priority: int = 0) -> Ticket:
+    def submit(self, service: Service, *, priority: int = 0) -> Ticket[Completion]:
         return service.submit(
             self.ids,
             priority=priority,
@@ -63,7 +63,8 @@ def alone_in(model: Decoder) -> Callable[[Spec], Completion]:
     @cache
     def run(spec: Spec) -> Completion:
         with model.serve(slots=2, cache_bytes=0) as service:
-            return spec.submit(service).completion()
+            completion: Completion = spec.submit(service).result()
+            return completion
 
     return run
 

@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.conftest import resident_bytes
 
 from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.serving.service import Service
@@ -40,13 +41,13 @@ def test_a_loop_that_is_closed_stops_nothing(service: Service) -> None:
         asyncio.get_running_loop().create_task(wait(ticket))
         await asyncio.sleep(0)
 
-    async def wait(ticket: Ticket) -> None:
+    async def wait(ticket: Ticket[Completion]) -> None:
         # shields what it waits for from the end of the loop
         await asyncio.shield(asyncio.ensure_future(ticket))
 
     asyncio.run(leave())
     later = service.submit("Hello", max_new_tokens=60, ignore_eos=True)
-    assert len(later.completion().tokens) == 60
+    assert len(later.result().tokens) == 60
 
 
 def test_tasks_are_woken_by_one_call_into_their_loop(
@@ -67,7 +68,7 @@ def test_tasks_are_woken_by_one_call_into_their_loop(
 
     async def read() -> None:
         ticket = service.submit("Hello", max_new_tokens=40, ignore_eos=True)
-        assert "".join([piece async for piece in ticket]) == (await ticket).text
+        assert "".join([piece.content async for piece in ticket]) == (await ticket).text
 
     asyncio.run(main())
     # one call per prompt, then one per step for all of them
@@ -94,7 +95,7 @@ async def converse(service: Service, seed: int) -> list[tuple[int, ...]]:
             ticket.cancel()
             await ticket
             break
-        text += "".join([piece async for piece in ticket])
+        text += "".join([piece.content async for piece in ticket])
         answers.append((await ticket).tokens)
     return answers
 

@@ -71,8 +71,8 @@ def test_reasoning_and_calls_are_separate_and_pieces_have_their_tokens(
     options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120, "logprobs": 1}
     ticket = service.chat(user("Call."), **options)
     if is_late:
-        ticket.reply()
-    pieces, reply = list(ticket.pieces()), ticket.reply()
+        ticket.result()
+    pieces, reply = list(ticket.pieces()), ticket.result()
     (expected,) = model.chat(user("Call."), n=1, **options)
     assert_same(reply, expected)
     assert reply.reasoning == "".join(piece.reasoning for piece in pieces) != ""
@@ -90,8 +90,8 @@ def test_several_replies_have_consecutive_seeds(model: Decoder, service: Service
     tickets = service.chat(user("Hi."), n=3, **drawn(5))
     expected = model.chat(user("Hi."), n=3, **drawn(5))
     for ticket, reply in zip(tickets, expected, strict=True):
-        assert_same(ticket.reply(), reply)
-    assert len({ticket.reply().content for ticket in tickets}) > 1
+        assert_same(ticket.result(), reply)
+    assert len({ticket.result().content for ticket in tickets}) > 1
 
 
 def test_all_replies_are_queued_or_none(model: Decoder) -> None:
@@ -99,7 +99,7 @@ def test_all_replies_are_queued_or_none(model: Decoder) -> None:
         with pytest.raises(QueueFullError):
             service.chat(user("Hi."), n=4, **ANSWER)
         settle(service)
-        assert [ticket.reply().content for ticket in service.chat(user("Hi."), n=3, **ANSWER)]
+        assert [ticket.result().content for ticket in service.chat(user("Hi."), n=3, **ANSWER)]
 
 
 def test_a_bundle_without_a_template_is_refused(
@@ -146,19 +146,19 @@ def test_replies_with_and_without_a_draft_equal_those_of_the_model(
             expected = model.chat(user(text), draft=draft, **drawn(seed))
         else:
             (expected,) = model.chat(user(text), n=1, **drawn(seed))
-        assert_same(ticket.reply(), expected)
+        assert_same(ticket.result(), expected)
     if kind == "fp32":  # graphs for few tokens at a time leave no room for drafts
-        assert urgent.reply().completion.timings.drafted_tokens > 0
+        assert urgent.result().completion.timings.drafted_tokens > 0
     alone = model.generate(text, draft=draft, max_new_tokens=20, ignore_eos=True)
-    assert plain.completion().tokens == alone.tokens
+    assert plain.result().tokens == alone.tokens
 
 
 def test_a_failing_draft_ends_only_its_own_reply(model: Decoder, service: Service) -> None:
     bad = service.chat(user("Hi."), draft=Failing(), **ANSWER)
     good = service.chat(user("Hi."), draft=PromptLookup(), **ANSWER)
     with pytest.raises(InputError, match=r"Failing .*KeyError"):
-        bad.reply()
-    assert_same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
+        bad.result()
+    assert_same(good.result(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
 
 
 @pytest.mark.parametrize("kind", KINDS)

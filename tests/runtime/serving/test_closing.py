@@ -20,7 +20,7 @@ def test_a_service_that_is_dropped_in_a_cycle_under_its_own_lock_ends(model: Dec
     del service, cycle
     with lock:  # the collector may run wherever something is allocated
         gc.collect()
-    assert len(ticket.completion(timeout=60).tokens) == 9
+    assert len(ticket.result(timeout=60).tokens) == 9
 
 
 PROGRAM = """
@@ -36,7 +36,7 @@ next(ticket)
 FORK = """
 child = os.fork()
 if child == 0:
-    asked = lambda: service.submit("a"), ticket.completion, ticket.cancel, lambda: next(ticket)
+    asked = lambda: service.submit("a"), ticket.result, ticket.cancel, lambda: next(ticket)
     for ask in asked:
         try:
             ask()
@@ -45,7 +45,7 @@ if child == 0:
     service.close()
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-print(len(service.submit("abc", max_new_tokens=3, ignore_eos=True).completion().tokens))
+print(len(service.submit("abc", max_new_tokens=3, ignore_eos=True).result().tokens))
 """
 
 

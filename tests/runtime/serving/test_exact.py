@@ -15,6 +15,7 @@ from tests.runtime.serving.holding import held
 from tests.runtime.serving.served import KINDS, Spec, alone_in, outcome
 from tests.runtime.tiny_adapters import NAMES, Pairs
 
+from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.generation.completion import Completion
@@ -85,8 +86,8 @@ class Requests(RuleBasedStateMachine):
         # A recurrent state cannot be rewound, a short graph leaves no room for guesses, and an
         # error while drafting is final.
         self.has_drafts = self.kind in ("fp32", "int4") and not failures
-        self.specs: dict[Ticket, Spec] = {}
-        self.texts: dict[Ticket, str] = {}
+        self.specs: dict[Ticket[Completion], Spec] = {}
+        self.texts: dict[Ticket[Completion], str] = {}
 
     @rule(spec=requests, priority=st.integers(0, 2))
     def submit(self, spec: Spec, priority: int) -> None:
@@ -102,7 +103,7 @@ class Requests(RuleBasedStateMachine):
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(list(self.specs)))
-        self.texts[ticket] += next(ticket, "")
+        self.texts[ticket] += next(ticket, Piece()).content
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data())
@@ -114,9 +115,9 @@ class Requests(RuleBasedStateMachine):
             return
         self.stack.close()
         for ticket, spec in self.specs.items():
-            done = ticket.completion(timeout=60)
+            done = ticket.result(timeout=60)
             assert_same(done, self.alone(spec))
-            assert self.texts[ticket] + "".join(ticket) == done.text
+            assert self.texts[ticket] + "".join(piece.content for piece in ticket) == done.text
             assert done.timings.cached_tokens % GRID == 0
         stats = self.service.stats()
         assert stats.running == stats.waiting == stats.state_bytes == 0
@@ -144,7 +145,7 @@ def test_batches_of_any_size_and_n_equal_the_service(models: Models, kind: str) 
     prompts = [Spec(prompt=5 + s, limit=9, seed=s, temperature=0.0).ids for s in range(7)]
     with model.serve(slots=2) as service:
         served = [service.submit(prompt, **options) for prompt in prompts]
-        expected = [outcome(ticket.completion()) for ticket in served]
+        expected = [outcome(ticket.result()) for ticket in served]
     for size in (1, 2, 7):
         parts = [prompts[start : start + size] for start in range(0, 7, size)]
         got = [done for part in parts for done in model.generate(part, **options)]
@@ -164,7 +165,7 @@ def test_requests_wait_until_all_of_their_tokens_fit(
     with model.serve(slots=8, cache_bytes=0) as service:
         tickets = [spec.submit(service) for spec in specs]
         for ticket, wanted in zip(tickets, expected, strict=True):
-            assert_same(ticket.completion(), wanted)
+            assert_same(ticket.result(), wanted)
         assert service.stats().failed == {}
 
 
@@ -181,4 +182,4 @@ def test_a_suspended_request_ends_though_the_next_one_does_not_fit(
             next(tickets[0])  # it holds the slot, and the others outrank it
             tickets += [spec.submit(service, priority=1) for spec in specs[1:]]
         for ticket, wanted in zip(tickets, expected, strict=True):
-            assert_same(ticket.completion(60), wanted)
+            assert_same(ticket.result(60), wanted)

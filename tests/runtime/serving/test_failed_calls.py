@@ -9,7 +9,7 @@ from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.serving.faults import failing
 from tests.runtime.serving.served import Spec, alone_in, settle
 
-from ortolan.runtime import Decoder, PromptLookup, Sampling
+from ortolan.runtime import Completion, Decoder, PromptLookup, Sampling
 from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.prefix_cache import PrefixCache
@@ -41,8 +41,8 @@ def test_requests_survive_a_call_that_fails_wherever_it_is(model: Decoder) -> No
             failing(lambda call, at=number: call == at),  # type: ignore[misc]
         ):
             tickets = [spec.submit(service, priority=n % 2) for n, spec in enumerate(SPECS)]
-            texts = ["".join(ticket) for ticket in tickets]
-            completions = [ticket.completion(60) for ticket in tickets]
+            texts = ["".join(piece.content for piece in ticket) for ticket in tickets]
+            completions = [ticket.result(60) for ticket in tickets]
             settle(service)
             stats = service.stats()
         assert [one.tokens for one in completions] == [one.tokens for one in expected], number
@@ -95,7 +95,7 @@ def test_sequences_are_computed_again_after_an_error_between_calls(
 
     monkeypatch.setattr(owner, name, fail_sometimes)
     with model.serve(slots=slots) as service:
-        tickets: list[Ticket] = []
+        tickets: list[Ticket[Completion]] = []
         for n, (prompt, limit, draft) in enumerate(zip(prompts, limits, drafts, strict=True)):
             options: Options = {
                 "max_new_tokens": limit,
@@ -106,7 +106,7 @@ def test_sequences_are_computed_again_after_an_error_between_calls(
             tickets.append(service.submit(prompt, priority=n, draft=draft, **options))
             assert has_begun.wait(60)
         others_wait.set()
-        got = [ticket.completion(60) for ticket in tickets]
+        got = [ticket.result(60) for ticket in tickets]
         assert not service.is_failing
         assert service.stats().failed == {}
     assert raised
@@ -135,14 +135,14 @@ def test_a_request_that_always_fails_ends_alone(
     with model.serve(slots=4) as service:
         tickets = [service.submit([5, n], max_new_tokens=30, ignore_eos=True) for n in range(3)]
         with pytest.raises(ComputeError, match="bad prompt"):
-            service.submit([5, 13, 7]).completion(60)
+            service.submit([5, 13, 7]).result(60)
         bad = service.submit([5, 6], sampling=Sampling(temperature=1.0, top_k=77))
         with pytest.raises(
             ServiceError, match=r"KeyError: 'bad choice'.*report this bug"
         ) as caught:
-            bad.completion(60)
+            bad.result(60)
         assert isinstance(caught.value.__cause__, KeyError)
-        assert [t.completion(60).tokens for t in tickets] == [one.tokens for one in expected]
+        assert [t.result(60).tokens for t in tickets] == [one.tokens for one in expected]
         settle(service)
         stats = service.stats()
         assert (stats.failed, stats.refused) == ({"compute": 1, "service": 1}, {})

@@ -32,7 +32,7 @@ def served(
     """Completions of a new service, one after the other, and what its cache counted."""
     with model.serve(slots=2, **options) as service:
         done = [
-            service.submit(prompt, max_new_tokens=LIMIT, ignore_eos=True, logprobs=1).completion()
+            service.submit(prompt, max_new_tokens=LIMIT, ignore_eos=True, logprobs=1).result()
             for prompt in prompts
         ]
         counts = service.stats().cache
@@ -93,7 +93,7 @@ def test_concurrent_prompts_share_what_the_first_computes(models: Models) -> Non
     prompts = [[*random_ids(256), token] for token in range(2)]
     with models["fp32"].serve(slots=2) as service:
         tickets = [service.submit(prompt, max_new_tokens=1) for prompt in prompts]
-        assert cached_tokens([ticket.completion() for ticket in tickets]) == [0, 256]
+        assert cached_tokens([ticket.result() for ticket in tickets]) == [0, 256]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,7 +218,7 @@ def test_a_missing_damaged_or_unwritten_block_is_written_when_next_used(
     with models["fp32"].serve(slots=2, cache_bytes=0, cache_folder=tmp_path) as service:
 
         def use() -> None:
-            service.submit(blocks(0), max_new_tokens=1).completion()
+            service.submit(blocks(0), max_new_tokens=1).result()
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "replace", fail)
@@ -248,7 +248,7 @@ for start in range(9):
     with model.serve(slots=2, **limits) as service:
         for number in range(start, start + 6):
             prompt = [*[number % 9] * 128, 1, 2]
-            service.submit(prompt, max_new_tokens=1).completion()
+            service.submit(prompt, max_new_tokens=1).result()
 """
 
 

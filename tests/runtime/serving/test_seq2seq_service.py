@@ -47,7 +47,7 @@ def test_completions_equal_those_of_sources_alone(model: Seq2Seq, slots: int) ->
     with model.serve(slots=slots) as service, ThreadPoolExecutor(5) as pool:
 
         def ask(number: int) -> Completion:
-            return service.submit(SOURCES[number], **drawn(number)).completion(30)
+            return service.submit(SOURCES[number], **drawn(number)).result(30)
 
         got = list(pool.map(ask, range(len(SOURCES))))
     for number, completion in enumerate(got):
@@ -70,8 +70,8 @@ def test_new_sources_are_encoded_by_length(
     sources = [[5] * 30, [6] * 3, [7] * 29]
     tickets = [service.submit(source, **OPTIONS) for source in sources]
     opened.set()
-    gate.completion(30)
-    completions = [ticket.completion(30) for ticket in tickets]
+    gate.result(30)
+    completions = [ticket.result(30) for ticket in tickets]
     assert (1, 3) in shapes, "a short source is not padded to long ones"
     for source, completion in zip(sources, completions, strict=True):
         assert_close(completion, model.generate(source, **OPTIONS))
@@ -81,19 +81,19 @@ def test_a_cancelled_request_keeps_what_there_is(service: Seq2SeqService) -> Non
     ticket: Any = service.submit(
         SOURCES[3], ignore_eos=True, cancel=lambda: len(ticket.work.tokens) == 3
     )
-    completion = ticket.completion(30)
+    completion = ticket.result(30)
     assert completion.finish_reason == "cancelled"
     assert len(completion.tokens) == 3
 
 
 def test_options_of_generate_apply(model: Seq2Seq, service: Seq2SeqService) -> None:
     expected = model.generate(SOURCES[2], **OPTIONS)
-    stopped = service.submit(SOURCES[2], **OPTIONS, stop_tokens=[expected.tokens[3]]).completion(30)
+    stopped = service.submit(SOURCES[2], **OPTIONS, stop_tokens=[expected.tokens[3]]).result(30)
     assert stopped.finish_reason == "stop"
-    first = service.submit(SOURCES[2], **OPTIONS, first=9).completion(30)
+    first = service.submit(SOURCES[2], **OPTIONS, first=9).result(30)
     assert first.tokens == model.generate(SOURCES[2], **OPTIONS, first=9).tokens
     assert first.tokens[0] == 9
-    assert service.submit(SOURCES[2], **OPTIONS, beams=1).completion(30).tokens == expected.tokens
+    assert service.submit(SOURCES[2], **OPTIONS, beams=1).result(30).tokens == expected.tokens
 
 
 def test_requests_that_do_not_fit_into_memory_are_refused(

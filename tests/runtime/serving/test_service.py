@@ -10,6 +10,7 @@ from tests.runtime.conftest import Models
 from tests.runtime.serving.holding import held
 from tests.runtime.serving.served import settle
 
+from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
@@ -25,7 +26,6 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.histogram import BOUNDS, Histogram
 from ortolan.runtime.serving.service import Service
-from ortolan.runtime.serving.ticket import TextPiece
 
 
 @pytest.fixture
@@ -44,51 +44,51 @@ def test_a_ticket_shows_the_progress_of_its_prompt(service: Service) -> None:
         service.submit("first", max_new_tokens=1)
         ticket = service.submit("Hello", max_new_tokens=1)
         assert ticket.prompt_progress == (0, 5)
-    ticket.completion()
+    ticket.result()
     assert ticket.prompt_progress == (5, 5)
 
 
-def assert_whole(pieces: list[TextPiece], completion: Completion) -> None:
-    assert "".join(piece.text for piece in pieces) == completion.text
+def assert_whole(pieces: list[Piece], completion: Completion) -> None:
+    assert "".join(piece.content for piece in pieces) == completion.text
     assert sum((piece.tokens for piece in pieces), ()) == completion.tokens
     assert sum((piece.logprobs or () for piece in pieces), ()) == completion.logprobs
     assert all(len(piece.tokens) == len(piece.logprobs or ()) for piece in pieces)
-    assert all(piece.text or piece.tokens for piece in pieces)
+    assert all(piece.content or piece.tokens for piece in pieces)
 
 
 def test_pieces_join_to_the_completion(service: Service) -> None:
     ticket = service.submit("Hello", **PIECES)
     pieces = list(ticket.pieces())
-    assert_whole(pieces, ticket.completion())
+    assert_whole(pieces, ticket.result())
     assert len(pieces) > 5
     assert not list(ticket.pieces()), "pieces are read once"
     assert not list(ticket)
     late = service.submit("Hello", **PIECES)
-    late.completion()
+    late.result()
     assert list(late.pieces()) == pieces
 
 
 def test_text_and_pieces_of_one_ticket_continue_each_other(service: Service) -> None:
     with held(service):
         ticket = service.submit("Hello", **PIECES)
-        text = next(ticket)
+        text = next(ticket).content
     pieces = list(ticket.pieces())
-    assert text + "".join(piece.text for piece in pieces) == ticket.completion().text
+    assert text + "".join(piece.content for piece in pieces) == ticket.result().text
     tokens = sum((piece.tokens for piece in pieces), ())
     assert 0 < len(tokens) < 30
-    assert ticket.completion().tokens[-len(tokens) :] == tokens
+    assert ticket.result().tokens[-len(tokens) :] == tokens
 
 
 def test_the_tokens_of_a_stop_text_come_without_text(service: Service) -> None:
-    whole = service.submit("Hello", **PIECES).completion().text
+    whole = service.submit("Hello", **PIECES).result().text
     ticket = service.submit("Hello", **PIECES, stop=[whole[7:10]])
-    assert_whole(list(ticket.pieces()), ticket.completion())
+    assert_whole(list(ticket.pieces()), ticket.result())
 
 
 def test_a_token_belongs_to_the_piece_that_it_completes(service: Service) -> None:
     ticket = service.submit("Hello", max_new_tokens=9, grammar=Grammar.regex("ab{3}"), stop=["zz"])
     pieces = list(ticket.pieces())
-    assert [piece.text for piece in pieces] == ["a", "b", "b", "b"]
+    assert [piece.content for piece in pieces] == ["a", "b", "b", "b"]
     assert [len(piece.tokens) for piece in pieces] == [1] * 4
     assert all(piece.logprobs is None for piece in pieces)
 
@@ -107,7 +107,7 @@ def test_without_a_tokenizer_there_are_no_pieces(bare: Decoder) -> None:
             next(ticket)
         with pytest.raises(TokenizerError, match="no tokenizer"):
             ticket.pieces()
-        assert len(ticket.completion().tokens) == 4
+        assert len(ticket.result().tokens) == 4
 
 
 # --- rejections -------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(
             service.submit("a", max_new_tokens=1000)
         with pytest.raises(MemoryPlanError):
             service.submit("a")  # to the end of the context
-        assert len(service.submit("a", max_new_tokens=9, ignore_eos=True).completion().tokens) == 9
+        assert len(service.submit("a", max_new_tokens=9, ignore_eos=True).result().tokens) == 9
     with (
         model.serve(cache_bytes=190_000) as service,
         pytest.raises(MemoryPlanError, match=r"0\.2 MB .* prefix cache"),
@@ -186,8 +186,8 @@ def test_a_cancelled_request_frees_its_slot_and_affects_no_other(
             if state == "waiting":
                 ticket.cancel()
             other = service.submit(text, max_new_tokens=20, ignore_eos=True)
-        assert other.completion().tokens == expected.tokens
-        cancelled = ticket.completion()
+        assert other.result().tokens == expected.tokens
+        cancelled = ticket.result()
         assert cancelled.finish_reason == "cancelled"
         assert cancelled.tokens == expected.tokens[: state if isinstance(state, int) else 0]
         settle(service)
@@ -199,8 +199,8 @@ def test_a_cancel_function_that_raises_ends_its_own_request_only(service: Servic
 
     other = service.submit("abc", max_new_tokens=5, ignore_eos=True)
     with pytest.raises(InputError, match="KeyError"):
-        service.submit("abc", cancel=fail).completion()
-    assert len(other.completion().tokens) == 5
+        service.submit("abc", cancel=fail).result()
+    assert len(other.result().tokens) == 5
 
 
 # --- failures ---------------------------------------------------------------------------------
@@ -210,10 +210,10 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(poisoned: Decoder) -
     with poisoned.serve(slots=4) as service:
         sick = service.submit("ab-c", max_new_tokens=9)
         healthy = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)]
-        for read in (sick.completion, lambda: list(sick)):
+        for read in (sick.result, lambda: list(sick)):
             with pytest.raises(NumericError, match="overflow"):
                 read()
-        assert [len(ticket.completion().tokens) for ticket in healthy] == [9] * 5
+        assert [len(ticket.result().tokens) for ticket in healthy] == [9] * 5
 
 
 @pytest.mark.parametrize("recovers", [True, False])
@@ -232,9 +232,9 @@ def test_an_error_of_the_service_reaches_every_request(
         tickets = [service.submit("abc", max_new_tokens=9) for _ in range(4)]
     for ticket in tickets:
         with pytest.raises(ServiceError, match="ZeroDivisionError: a bug") as caught:
-            ticket.completion()
+            ticket.result()
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    for use in (lambda: list(tickets[0]), lambda: service.submit("abc").completion()):
+    for use in (lambda: list(tickets[0]), lambda: service.submit("abc").result()):
         with pytest.raises(ServiceError, match="a bug"):
             use()
     tickets[0].cancel()
@@ -257,7 +257,7 @@ def test_a_higher_priority_goes_first_and_takes_a_slot(model: Decoder) -> None:
                 service.submit("abcdef", max_new_tokens=40, ignore_eos=True, priority=priority)
                 for priority in (0, 1, 2, 0)
             )
-        done = [ticket.completion() for ticket in (high, middle, low, later)]
+        done = [ticket.result() for ticket in (high, middle, low, later)]
         first = [completion.timings.time_to_first_token_s for completion in done]
         assert first == sorted(first), "though the low one came first"
         assert len({completion.tokens for completion in done}) == 1
@@ -272,9 +272,9 @@ def test_a_long_prompt_does_not_block_running_sequences(model: Decoder) -> None:
             max_new_tokens=1,
             cancel=lambda: short.work.finish_reason is not None,  # polled between its chunks
         )
-        assert len(short.completion().tokens) == 50
-        assert long.completion().finish_reason == "cancelled"
-        assert long.completion().tokens == ()
+        assert len(short.result().tokens) == 50
+        assert long.result().finish_reason == "cancelled"
+        assert long.result().tokens == ()
 
 
 # --- totals and times --------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_stats_count_times_drafts_and_states(model: Decoder) -> None:
             service.submit("abab" * 5, max_new_tokens=9, ignore_eos=True, draft=draft)
             for draft in (None, None, PromptLookup())
         ]
-        completions = [ticket.completion() for ticket in tickets]
+        completions = [ticket.result() for ticket in tickets]
         settle(service)
         stats = service.stats()
         timings = [completion.timings for completion in completions]
@@ -316,7 +316,7 @@ def test_stats_count_times_drafts_and_states(model: Decoder) -> None:
             next(running)
             assert service.stats().state_bytes >= 3 * model.manifest.state_bytes("append")
         before = service.stats()
-        service.submit("abc", max_new_tokens=2, ignore_eos=True).completion()
+        service.submit("abc", max_new_tokens=2, ignore_eos=True).result()
         settle(service)
         assert service.stats().first_token_s.count > before.first_token_s.count
 

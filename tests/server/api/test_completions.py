@@ -80,7 +80,7 @@ def test_seeds_above_32_bits_are_those_of_the_model(
     sampling = Sampling(temperature=1.0, seed=2**32 + 5)
     options: Any = {"max_new_tokens": 24, "ignore_eos": True, "sampling": sampling}
     with models["fp32"].serve(slots=2) as service:
-        expected = service.submit(PROMPT, **options).completion().text
+        expected = service.submit(PROMPT, **options).result().text
     assert text(client, max_tokens=24, temperature=1, seed=2**32 + 5) == expected
     assert text(client, max_tokens=24, temperature=1, seed=5) != expected
 

@@ -161,7 +161,7 @@ def test_an_adapter_answers_by_its_name(
         adapter = None if name == "fp32" else name
         with model.serve() as service:
             ticket = service.submit("one two", max_new_tokens=12, ignore_eos=True, adapter=adapter)
-        assert answer["choices"][0]["text"] == ticket.completion().text
+        assert answer["choices"][0]["text"] == ticket.result().text
         assert answer["model"] == name
         chat = adapted.post("/v1/chat/completions", json={**CHAT, "model": name}).json()
         told.add((answer["system_fingerprint"], chat["choices"][0]["message"]["content"]))

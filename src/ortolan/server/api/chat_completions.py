@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import ChatTicket, Completion, Reply, ToolCall
-from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime import Completion, Piece, Reply, Ticket, ToolCall
 from ortolan.server.api.bodies import (
     ChoicesFields,
     ResponseFormat,
@@ -24,7 +23,7 @@ from ortolan.server.api.bodies import (
 )
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.merge import merged
-from ortolan.server.api.replies import ReplyReader
+from ortolan.server.api.replies import SingleCall, whole_reply
 from ortolan.server.api.usage import Usage, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
@@ -149,7 +148,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
     options = await _options(body, served)
     count = 1 if body.n is None else body.n
     limit = options.pop("max_new_tokens")
-    tickets: list[ChatTicket] = await call.submit(
+    tickets: list[Ticket[Reply]] = await call.submit(
         lambda: fitted(
             lambda most: served.service.chat(
                 body.messages, n=count, max_new_tokens=most, **options
@@ -157,17 +156,14 @@ async def create(call: Call, body: ChatBody) -> Answer:
             limit,
         )
     )
-    readers = [
-        ReplyReader(
-            ticket,
-            with_tokens=bool(body.stream and body.logprobs),
-            single_call=body.parallel_tool_calls is False,
-        )
-        for ticket in tickets
-    ]
+    sources: Sequence[Ticket[Reply] | SingleCall] = tickets
+    if body.parallel_tool_calls is False:
+        sources = [SingleCall(ticket) for ticket in tickets]
     if body.stream:
-        return EventStream(_events(call, tickets, readers, served, body))
-    replies = [await reader.reply() for reader in readers]
+        if body.logprobs:
+            tickets = [ticket.pieces() for ticket in tickets]
+        return EventStream(_events(call, tickets, sources, served, body))
+    replies = [await whole_reply(source) for source in sources]
     usage = usage_of(reply.completion for reply in replies)
     _note(call, usage)
     return ChatCompletion(
@@ -255,8 +251,8 @@ def _finish(completion: Completion, *, has_calls: bool) -> Finish:
 
 async def _events(
     call: Call,
-    tickets: Sequence[ChatTicket],
-    readers: Sequence[ReplyReader],
+    tickets: Sequence[Ticket[Reply]],
+    sources: Sequence[Ticket[Reply] | SingleCall],
     served: ServedModel,
     body: ChatBody,
 ) -> AsyncIterator[bytes]:
@@ -277,11 +273,11 @@ async def _events(
         return event(chunk)
 
     tokenizer = served.model.tokenizer
-    calls = [0] * len(readers)
-    rest: list[ChoiceLogprobs | None] = [None] * len(readers)
-    for index in range(len(readers)):
+    calls = [0] * len(sources)
+    rest: list[ChoiceLogprobs | None] = [None] * len(sources)
+    for index in range(len(sources)):
         yield encoded(index, Delta(role="assistant", content=""))
-    async for index, piece in merged(readers):
+    async for index, piece in merged(sources):
         logprobs = logprobs_of(piece.logprobs or None, tokenizer)
         deltas = _deltas(piece, calls[index])
         if not deltas:  # tokens without text, such as EOS
@@ -290,7 +286,7 @@ async def _events(
             yield encoded(index, delta, logprobs=logprobs)
             logprobs = None
         calls[index] += piece.tool_call is not None
-    replies = [await reader.reply() for reader in readers]
+    replies = [await whole_reply(source) for source in sources]
     for index, reply in enumerate(replies):
         finish = _finish(reply.completion, has_calls=bool(reply.tool_calls))
         yield encoded(index, Delta(), finish, logprobs=rest[index])

@@ -122,9 +122,9 @@ def _prompts(prompt: Any) -> list[Any]:
 
 def _submitted(
     served: ServedModel, prompts: Sequence[Any], count: int, options: dict[str, Any]
-) -> list[Ticket]:
+) -> list[Ticket[Completion]]:
     """Submit every prompt `count` times, or none; seeds count up."""
-    tickets: list[Ticket] = []
+    tickets: list[Ticket[Completion]] = []
     try:
         for prompt in prompts:
             for number in range(count):

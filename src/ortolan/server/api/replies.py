@@ -1,47 +1,44 @@
-"""Reads the reply of a chat ticket, in pieces or whole."""
+"""Reads the reply of a ticket until its first tool call."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from ortolan.runtime import ChatTicket, Completion, Reply
-from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime import Completion, Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
 
 
-class ReplyReader(AsyncIterator[Piece]):
-    """The pieces of a reply, and after them the reply."""
+class SingleCall(AsyncIterator[Piece]):
+    """The pieces of a reply that ends with its first call, and after them the reply."""
 
-    def __init__(
-        self, ticket: ChatTicket, *, with_tokens: bool = False, single_call: bool = False
-    ) -> None:
-        self._ticket = ticket
-        self._source = ticket.pieces() if with_tokens or single_call else ticket
-        self._single_call = single_call
+    def __init__(self, ticket: Ticket[Reply]) -> None:
+        self._ticket = ticket.pieces()
         self._pieces: list[Piece] = []
         self._is_cut = False
 
     async def __anext__(self) -> Piece:
-        """Wait for the next piece; raises what `ChatTicket.reply` does at the end."""
+        """Wait for the next piece; raises what `Ticket.result` does at the end."""
         if self._is_cut:
             raise StopAsyncIteration
-        piece = await anext(self._source)
-        if self._single_call:
-            self._pieces.append(piece)
-            if piece.tool_call is not None:
-                self._is_cut = True
-                self._ticket.cancel()
+        piece = await anext(self._ticket)
+        self._pieces.append(piece)
+        if piece.tool_call is not None:
+            self._is_cut = True
+            self._ticket.cancel()
         return piece
 
     async def reply(self) -> Reply:
-        """Wait for the reply; raises what `ChatTicket.reply` does."""
-        if not self._single_call:
-            return await self._ticket
+        """Wait for the reply; raises what `Ticket.result` does."""
         async for _ in self:
             pass
         completion = (await self._ticket).completion
         if self._is_cut:  # what was generated until the cancellation depends on timing
             completion = _first(completion, sum(len(piece.tokens) for piece in self._pieces))
         return reply_of(self._pieces, completion)
+
+
+async def whole_reply(source: Ticket[Reply] | SingleCall) -> Reply:
+    """Wait for the reply of either."""
+    return await (source.reply() if isinstance(source, SingleCall) else source)
 
 
 def _first(completion: Completion, count: int) -> Completion:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ortolan.runtime import Classification
 from ortolan.runtime.bundle.sources import TextSource
-from ortolan.runtime.serving.encoder_ticket import EncoderTicket
+from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
 from ortolan.server.api.vectors import embedded, expect_texts, unit_rows
 from ortolan.server.call import Call

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from ortolan.runtime import Ticket, Tokenizer, TokenLogprobs
+from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.server.api.text_logprobs import TextLogprobs, TextLogprobsWriter, joined
 
@@ -27,7 +27,7 @@ class ChoiceReader(AsyncIterator[TextChoice]):
     def __init__(
         self,
         index: int,
-        ticket: Ticket,
+        ticket: Ticket[Completion],
         *,
         tokenizer: Tokenizer | None,
         with_logprobs: bool,
@@ -35,18 +35,18 @@ class ChoiceReader(AsyncIterator[TextChoice]):
     ) -> None:
         if tokenizer is None:
             raise no_tokenizer("complete a prompt")
-        self.ticket = ticket
+        self.ticket = ticket if not with_logprobs else ticket.pieces()
         self._index = index
         self._writer = TextLogprobsWriter(tokenizer) if with_logprobs else None
         self._echo = tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
         self._parts = self._read()
 
     async def __anext__(self) -> TextChoice:
-        """Wait for the next part; raises what `Ticket.completion` does at the end."""
+        """Wait for the next part; raises what `Ticket.result` does at the end."""
         return await anext(self._parts)
 
     async def whole(self) -> TextChoice:
-        """Wait for all parts and join them; raises what `Ticket.completion` does."""
+        """Wait for all parts and join them; raises what `Ticket.result` does."""
         parts = [part async for part in self]
         return TextChoice(
             index=self._index,
@@ -56,24 +56,18 @@ class ChoiceReader(AsyncIterator[TextChoice]):
         )
 
     async def _read(self) -> AsyncIterator[TextChoice]:
-        async for text, scores in self._texts():
+        async for piece in self.ticket:
+            if self._writer is None and not piece.content:
+                continue
             if self._echo is not None:
                 yield self._echoed()
-            yield self._part(text, scores)
+            yield self._part(piece.content, piece.logprobs)
         completion = await self.ticket
         if self._echo is not None:
             yield self._echoed()
         part = self._part("", None)
         part.finish_reason = "length" if completion.finish_reason == "length" else "stop"
         yield part
-
-    async def _texts(self) -> AsyncIterator[tuple[str, Sequence[TokenLogprobs] | None]]:
-        if self._writer is None:
-            async for text in self.ticket:
-                yield text, None
-        else:
-            async for piece in self.ticket.pieces():
-                yield piece.text, piece.logprobs
 
     def _echoed(self) -> TextChoice:
         """The prompt, once it has been computed."""

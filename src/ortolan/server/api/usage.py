@@ -1,10 +1,11 @@
 """Token counts of an answer."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from ortolan.runtime import ChatTicket, Completion, Ticket
+from ortolan.runtime import Completion, Ticket
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -49,7 +50,7 @@ def usage_of(completions: Iterable[Completion]) -> Usage:
     )
 
 
-def usage_so_far(tickets: Sequence[Ticket] | Sequence[ChatTicket], prompts: int) -> Usage:
+def usage_so_far(tickets: Sequence[Ticket[Any]], prompts: int) -> Usage:
     """Counts while choices are generated, without those of cached and guessed tokens."""
     first = tickets[:: len(tickets) // prompts]
     return _usage(

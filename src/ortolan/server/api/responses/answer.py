@@ -5,11 +5,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ortolan.runtime import Reply, Tokenizer, ToolCall
-from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime import Piece, Reply, Ticket, Tokenizer, ToolCall
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
-from ortolan.server.api.replies import ReplyReader
+from ortolan.server.api.replies import SingleCall, whole_reply
 from ortolan.server.api.responses.resource import (
     ArgumentsEvent,
     DeltaEvent,
@@ -54,14 +53,14 @@ class Answer:
         self._logprobs: list[TokenLogprob] = []
         self._reasoning_tokens = 0
 
-    async def events(self, reader: ReplyReader) -> AsyncIterator[Event]:
-        """Yield all events of a reply; raises what `ChatTicket.reply` does."""
+    async def events(self, source: Ticket[Reply] | SingleCall) -> AsyncIterator[Event]:
+        """Yield all events of a reply; raises what `Ticket.result` does."""
         yield self._event(ResponseEvent, "created", response=self.response)
         yield self._event(ResponseEvent, "in_progress", response=self.response)
-        async for piece in reader:
+        async for piece in source:
             for event in self._piece(piece):
                 yield event
-        for event in self._finished(await reader.reply()):
+        for event in self._finished(await whole_reply(source)):
             yield event
 
     def failed(self, error: ApiError) -> Iterator[Event]:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response as HttpResponse
 
-from ortolan.runtime import ChatTicket, Sampling
+from ortolan.runtime import Reply, Sampling, Ticket
 from ortolan.server.api.bodies import fitted, new_id
-from ortolan.server.api.replies import ReplyReader
+from ortolan.server.api.replies import SingleCall
 from ortolan.server.api.responses.answer import Answer, Event
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
 from ortolan.server.api.responses.items import messages_of
@@ -43,18 +43,18 @@ class Generation:
         body: of the request.
         items: input, with that of previous responses.
         answer: what has been generated so far.
-        reader: reads the rest.
+        source: the rest.
     """
 
     call: Call
     body: ResponseBody
     items: list[Any]
     answer: Answer
-    reader: ReplyReader
+    source: Ticket[Reply] | SingleCall
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield all events, and keep the response at the end; raises what `Answer.events` does."""
-        async for each in self.answer.events(self.reader):
+        async for each in self.answer.events(self.source):
             if isinstance(each, ResponseEvent) and self.answer.response.status != "in_progress":
                 self._end()
             yield each
@@ -92,20 +92,19 @@ async def _start(call: Call, body: ResponseBody) -> Generation:
     options = await chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
     limit = options.pop("max_new_tokens")
-    tickets: list[ChatTicket] = await call.submit(
+    tickets: list[Ticket[Reply]] = await call.submit(
         lambda: fitted(
             lambda most: served.service.chat(messages, n=1, max_new_tokens=most, **options), limit
         )
     )
-    reader = ReplyReader(
-        tickets[0], with_tokens=True, single_call=body.parallel_tool_calls is False
-    )
+    ticket = tickets[0].pieces()
     answer = Answer(
         _response(body, served.name, tools, options["sampling"]),
         served.model.tokenizer,
         with_logprobs=options["logprobs"] is not None,
     )
-    return Generation(call=call, body=body, items=items, answer=answer, reader=reader)
+    source = SingleCall(ticket) if body.parallel_tool_calls is False else ticket
+    return Generation(call=call, body=body, items=items, answer=answer, source=source)
 
 
 async def get_response(call: Call, _: None) -> HttpAnswer:
