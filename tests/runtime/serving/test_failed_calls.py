@@ -55,7 +55,7 @@ def test_requests_survive_a_call_that_fails_wherever_it_is(model: Decoder) -> No
     [
         ((Slots, "move"), ZeroDivisionError, 3),
         ((Slots, "release"), OSError, 3),
-        ((Runner, "settle"), MemoryError, 3),
+        ((Runner, "rewind_to_cut"), MemoryError, 3),
         ((PrefixCache, "fetch"), KeyError, 3),
         ((Snapshot, "copy"), MemoryError, 3),
         ((Slots, "snapshot"), MemoryError, 1),
