@@ -305,7 +305,7 @@ def _filter(name: str) -> Callable[..., Any]:
 
 
 def _test(name: str) -> Callable[..., bool]:
-    test: Callable[..., Any] = TESTS[name]
+    test: Any = TESTS[name]
 
     @pass_context
     def tested(context: Context, *values: Any) -> bool:
