@@ -16,8 +16,7 @@ from tests.refusals import refusal
 
 import ortolan as package
 from ortolan.cli import attention_picture
-from ortolan.cli.attention_over_image import gazes
-from ortolan.cli.attention_picture import Panel, choose, draw
+from ortolan.cli.attention_picture import Panel, choose, draw, gazes
 from ortolan.runtime.attention_maps import AttentionMaps, attention_maps
 from ortolan.runtime.bundle.sources import ImageSource
 

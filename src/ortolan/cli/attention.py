@@ -60,8 +60,7 @@ def command(
     file if the bundle reads images or sounds.
     """
     with extra("plot", command="attention"):
-        from ortolan.cli.attention_over_image import draw_over, gazes
-        from ortolan.cli.attention_picture import choose, draw
+        from ortolan.cli.attention_picture import choose, draw, draw_over, gazes
     from ortolan.runtime.attention_maps import attention_maps
     from ortolan.runtime.bundle.sources import ImageSource
 
