@@ -11,9 +11,18 @@ from dataclasses import replace
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from ortolan.cli import prompt_progress
-from ortolan.cli.progress import Reporter, State, bar, draw, erase, event, line, progress
-from ortolan.cli.prompt_progress import PromptProgress
+from ortolan.cli import progress as module
+from ortolan.cli.progress import (
+    Reporter,
+    State,
+    bar,
+    draw,
+    erase,
+    event,
+    line,
+    progress,
+    prompt_progress,
+)
 from ortolan.export.progress import ESTIMATE
 
 AT_WORK = State(
@@ -114,12 +123,11 @@ def test_steps_that_take_turns_keep_their_estimates(shown: list[State]) -> None:
 
 def test_nothing_is_shown_after_the_command_or_its_error(shown: list[State]) -> None:
     cleared: list[int] = []
-    with (
-        pytest.raises(KeyError),
-        Reporter(
-            "pack", shown.append, first=0.01, seconds=0.01, clear=lambda: cleared.append(len(shown))
-        ),
-    ):
+    reporter = Reporter(
+        "pack", shown.append, first=0.01, seconds=0.01, clear=lambda: cleared.append(len(shown))
+    )
+    wait_for(lambda: bool(shown))
+    with pytest.raises(KeyError), reporter:
         raise KeyError
     time.sleep(0.05)
     assert cleared == [len(shown)]
@@ -175,20 +183,20 @@ def terminal(patch: pytest.MonkeyPatch, *, delay_s: float = 0.0) -> Screen:
     """In place of stderr; not in a fixture, after which pytest sets stderr once more."""
     screen = Screen()
     patch.setattr(sys, "stderr", screen)
-    patch.setattr(prompt_progress, "DELAY_S", delay_s)
-    patch.setattr(prompt_progress, "INTERVAL_S", 0.0)
+    patch.setattr(module, "PROMPT_FIRST_S", delay_s)
+    patch.setattr(module, "PROMPT_DRAW_S", 0.0)
     return screen
 
 
 def test_line_goes_on_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     screen, done = terminal(monkeypatch), 64
-    with PromptProgress(lambda: (done, 2000)) as line:
+    with prompt_progress(lambda: (done, 2000)) as end:
         wait_for(lambda: "\rreading the prompt: 64 of 2,000 tokens, " in screen.getvalue())
         done = 1280
         wait_for(lambda: "\rreading the prompt: 1,280 of 2,000 tokens, " in screen.getvalue())
-        line.end()
+        end()
         shown = screen.getvalue()
-        line.end()
+        end()
     assert re.search(r"\rreading the prompt: 64 of 2,000 tokens, \d+ s *\r", shown)
     assert re.search(r"\r +\r$", shown)
     assert screen.getvalue() == shown
@@ -197,14 +205,14 @@ def test_line_goes_on_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_line_is_shorter_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "20")
-    with PromptProgress(lambda: (64, 2000)):
+    with prompt_progress(lambda: (64, 2000)):
         wait_for(lambda: "\rreading the prompt:" in screen.getvalue())
     assert max(map(len, screen.getvalue().split("\r"))) == 19
 
 
 def test_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch, delay_s=60.0)
-    with PromptProgress(lambda: (0, 64)):
+    with prompt_progress(lambda: (0, 64)):
         pass
     assert screen.getvalue() == ""
 
@@ -212,7 +220,7 @@ def test_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_drawn_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prompt_progress, "DELAY_S", 0.0)
-    with PromptProgress(lambda: (0, 64)):
+    monkeypatch.setattr(module, "PROMPT_FIRST_S", 0.0)
+    with prompt_progress(lambda: (0, 64)):
         time.sleep(0.02)
     assert capsys.readouterr().err == ""

@@ -1,13 +1,13 @@
-"""Progress of a long command on stderr: a bar on a terminal, lines or JSON objects elsewhere."""
+"""Progress of a long command or prompt on stderr: a bar on a terminal, lines or JSON elsewhere."""
 
 import json
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from ortolan.cli.output import size
 
@@ -20,6 +20,9 @@ FIRST_LINE_S = 3.0
 DRAW_S = 0.5
 """Seconds between two drawings of a bar, and before the first one."""
 
+PROMPT_FIRST_S, PROMPT_DRAW_S = 0.3, 0.2
+"""The same for a prompt; a line for a shorter one would only flicker."""
+
 BAR_COLUMNS = 24
 
 ESTIMATE = "estimate"
@@ -28,45 +31,29 @@ ESTIMATE = "estimate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The work of a command at one moment.
-
-    Attributes:
-        command: its name.
-        step: of its work.
-        what: the part of the step in work, such as a weight, or "".
-        fraction: done of the step, 0 to 1; `None` if its length is unknown.
-        remaining_s: estimate for the rest of the step, or `None`.
-        elapsed_s: since the command began.
-        expected_s: estimate for the whole command when it began, or `None`.
-        memory: resident bytes of this process, or `None`.
-    """
+    """The work of a command at one moment; `None` stands for what is unknown."""
 
     command: str
     step: str
     what: str
+    """The part of the step in work, such as a weight, or ""."""
     fraction: float | None
+    """Done of the step, 0 to 1."""
     remaining_s: float | None
+    """Estimate for the rest of the step."""
     elapsed_s: float
+    """Since the command began."""
     memory: int | None
+    """Resident bytes of this process."""
     expected_s: float | None = None
+    """Estimate for the whole command when it began."""
 
 
 def progress(command: str, *, as_json: bool = False) -> "Reporter":
-    """A reporter that suits stderr.
-
-    Args:
-        command: its name, at the start of every line.
-        as_json: print a JSON object every eight seconds.
-    """
-    if as_json:
-        return lines(command, event)
-    if sys.stderr.isatty():
+    """A reporter that suits stderr."""
+    if not as_json and sys.stderr.isatty():
         return Reporter(command, draw, first=DRAW_S, seconds=DRAW_S, clear=erase)
-    return lines(command, line)
-
-
-def lines(command: str, form: Callable[[State], str]) -> "Reporter":
-    """A reporter of one line at a time."""
+    form = event if as_json else line
     return Reporter(
         command, lambda state: print_line(form(state)), first=FIRST_LINE_S, seconds=LINE_S
     )
@@ -79,18 +66,28 @@ def loading(command: str, *, as_json: bool = False) -> "Reporter":
     return reporter
 
 
+@contextmanager
+def prompt_progress(progress: Callable[[], tuple[int, int]]) -> Iterator[Callable[[], None]]:
+    """Draw the tokens read of a prompt on a terminal until the yielded function is called."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+
+    def show(state: State) -> None:
+        done, total = progress()
+        draw_line(f"reading the prompt: {done:,} of {total:,} tokens, {state.elapsed_s:.0f} s")
+
+    with Reporter(
+        "prompt", show, first=PROMPT_FIRST_S, seconds=PROMPT_DRAW_S, clear=erase
+    ) as reporter:
+        yield reporter.close
+
+
 class Reporter:
-    """Shows the current step every few seconds, from a thread.
+    """Shows the current step every few seconds, from a thread, and clears it at the end.
 
     A step may report nothing for minutes; the thread shows it regardless. Shows nothing for a
-    command that ends before.
-
-    Args:
-        command: its name.
-        show: called in the thread.
-        first: seconds before the first call.
-        seconds: between two calls.
-        clear: called once at the end.
+    command that ends within `first` seconds.
     """
 
     def __init__(
@@ -110,6 +107,7 @@ class Reporter:
         self._began = time.monotonic()
         # Steps may take turns: a weight is calibrated, then written.
         self._begins: dict[str, float] = {}
+        self._is_shown = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ortolan-progress", daemon=True)
         self._thread.start()
@@ -125,12 +123,7 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def note(self, text: str) -> None:
@@ -143,7 +136,8 @@ class Reporter:
         if not self._ended.is_set():
             self._ended.set()
             self._thread.join()
-            self._clear()
+            if self._is_shown:
+                self._clear()
 
     def state(self) -> State:
         """The work of the command now."""
@@ -168,6 +162,7 @@ class Reporter:
     def _run(self) -> None:
         wait_s = self._first
         while not self._ended.wait(wait_s):
+            self._is_shown = True
             self._show(self.state())
             wait_s = self._seconds
 
@@ -225,14 +220,21 @@ def bar(state: State) -> str:
 
 
 def draw(state: State) -> None:
-    """Replace the line of the terminal."""
-    columns = terminal_columns()
-    write("\r" + bar(state)[:columns].ljust(columns) + "\r")
+    """Replace the line of the terminal by a bar."""
+    draw_line(bar(state))
 
 
 def erase() -> None:
-    """Empty the line of the terminal."""
-    write("\r" + " " * terminal_columns() + "\r")
+    """Empty the line of the terminal, which may have echoed a key after it."""
+    draw_line("")
+
+
+def draw_line(text: str) -> None:
+    """Replace the line of the terminal."""
+    # a full line would move to the next row
+    columns = shutil.get_terminal_size().columns - 1
+    sys.stderr.write("\r" + text[:columns].ljust(columns) + "\r")
+    sys.stderr.flush()
 
 
 def print_line(text: str) -> None:
@@ -243,14 +245,3 @@ def print_line(text: str) -> None:
 def duration(seconds: float) -> str:
     """Seconds for a person: `90 s`, `5 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def terminal_columns() -> int:
-    """Columns that a line may fill: one less, since a full line would move to the next row."""
-    return shutil.get_terminal_size().columns - 1
-
-
-def write(text: str) -> None:
-    """Write to the terminal at once."""
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -12,8 +12,7 @@ from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.inputs import read_stdin
 from ortolan.cli.output import print_json
-from ortolan.cli.progress import loading
-from ortolan.cli.prompt_progress import PromptProgress
+from ortolan.cli.progress import loading, prompt_progress
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
@@ -177,9 +176,9 @@ def _generate(
         best: Completion = model.generate(prompt, **request, **search)
         return best
     stream: TextStream = model.stream(prompt, **request)
-    with PromptProgress(lambda: stream.prompt_progress) as progress:
+    with prompt_progress(lambda: stream.prompt_progress) as end_progress:
         for piece in stream:
-            progress.end()
+            end_progress()
             if is_shown:
                 print(piece, end="", flush=True)
     return stream.completion

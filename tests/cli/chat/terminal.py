@@ -14,7 +14,7 @@ ENVIRONMENT = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "TERM": "d
 
 DELAYED = (
     "import ortolan.cli.progress as p; p.DRAW_S = 60; "
-    "import ortolan.cli.prompt_progress as p; p.DELAY_S = {}; "
+    "p.PROMPT_FIRST_S = {}; "
     "from ortolan.cli import main; main()"
 )
 

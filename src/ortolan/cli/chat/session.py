@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ortolan.cli.chat.word_wrap import WordWrap
-from ortolan.cli.prompt_progress import PromptProgress
+from ortolan.cli.progress import prompt_progress
 from ortolan.cli.streams import visible
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class ChatSession:
             stream = self.conversation.stream(
                 question, sampling=self.sampling, cancel=cancel, **self.options
             )
-            with PromptProgress(lambda: stream.prompt_progress) as progress:
+            with prompt_progress(lambda: stream.prompt_progress) as end_progress:
                 for piece in stream:
-                    progress.end()
+                    end_progress()
                     if bool(piece.reasoning) != is_reasoning:
                         is_reasoning = not is_reasoning
                         show("(thinking) " if is_reasoning else "\n")
