@@ -19,6 +19,7 @@ from ortolan.runtime.bundle.manifest import (
     Host,
     Manifest,
     Provenance,
+    SessionSettings,
     State,
     StateType,
 )
@@ -54,9 +55,8 @@ def describe(
         read_graph((folder / graph.file).read_bytes(), file=graph.file)
         for graph in plan.graph_files.values()
     ]
-    packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     of_sounds = model.media is not None and isinstance(model.media.takes, ChunkedSource)
-    features = model.features or msgspec.UNSET
+    states = _states(model, plan)
     manifest = Manifest(
         schema=SCHEMA,
         kind=plan.kind,
@@ -66,21 +66,19 @@ def describe(
         context_length=model.context_length,
         vocab_size=model.vocab_size,
         graphs=plan.graph_files,
-        states=_states(model, plan),
+        states=states,
         weights=tuple(file.name for file in stored.blob.files),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
         certificate=JSON_NAME,
         files=describe_files(folder, stored.blob.files),
-        provenance=Provenance(
-            source_sha256=model.sha256(),
-            model_type=model.model_type,
-            versions={"ortolan": __version__, **{name: version(name) for name in packages}},
-            accepted_keys=model.keys.accepted,
-            ignored_keys=model.keys.ignored,
-            left_out=model.left_out,
-            calibrated_on=stored.calibrated_on,
-            repository=model.repository or msgspec.UNSET,
+        provenance=_provenance(model, stored),
+        host=Host(
+            # what it is follows from the other fields
+            session=SessionSettings(disabled_optimizers=(), environment={}),
+            onnxruntime=onnxruntime_version(),
+            query_heads=query_heads(graphs, states),
+            cache=_cache(states, plan, graphs),
         ),
         prefill_precision="int8" if plan.has_int8_prefill else None,
         quantized=stored.quantized,
@@ -91,33 +89,37 @@ def describe(
         attention_maps=model.maps if plan.options.attention_maps else (),
         unverified=plan.unverified,
         quality=quality,
-        images=msgspec.UNSET if of_sounds else features,
-        sounds=features if of_sounds else msgspec.UNSET,
-        hidden_states=model.hidden or msgspec.UNSET,
-        speech=model.speech or msgspec.UNSET,
-        dictation=model.dictation or msgspec.UNSET,
-        texts=model.comparison or msgspec.UNSET,
+        images=None if of_sounds else model.features,
+        sounds=model.features if of_sounds else None,
+        hidden_states=model.hidden,
+        speech=model.speech,
+        dictation=model.dictation,
+        texts=model.comparison,
     )
-    return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
+    host = msgspec.structs.replace(manifest.host, session=session_settings(manifest))
+    return msgspec.structs.replace(manifest, host=host)
 
 
-def describe_host(manifest: Manifest, graphs: Iterable[GraphSummary]) -> Host:
-    """Return the settings that other programs need to run these graphs."""
-    graphs = tuple(graphs)
-    return Host(
-        session=session_settings(manifest),
-        onnxruntime=onnxruntime_version(),
-        query_heads=query_heads(graphs, manifest.states),
-        cache=_cache(manifest, graphs),
+def _provenance(model: Exportable, stored: Stored) -> Provenance:
+    packages = ("torch", "onnx", "onnx-ir", "onnxscript")
+    return Provenance(
+        source_sha256=model.sha256(),
+        model_type=model.model_type,
+        versions={"ortolan": __version__, **{name: version(name) for name in packages}},
+        accepted_keys=model.keys.accepted,
+        ignored_keys=model.keys.ignored,
+        left_out=model.left_out,
+        calibrated_on=stored.calibrated_on,
+        repository=model.repository,
     )
 
 
-def _cache(manifest: Manifest, graphs: Iterable[GraphSummary]) -> CacheType | None:
-    if not any(state.update == "append" for state in manifest.states):
+def _cache(states: Iterable[State], plan: Plan, graphs: Iterable[GraphSummary]) -> CacheType | None:
+    if not any(state.update == "append" for state in states):
         return None
     # the functions of portable attention scatter too
     scatters = any(not _SCATTERING.isdisjoint(graph.operators) for graph in graphs)
-    return "slots" if scatters or manifest.attention == "portable" else "grows"
+    return "slots" if scatters or plan.options.attention == "portable" else "grows"
 
 
 def _precision(plan: Plan, stored: Stored) -> PrecisionName:

@@ -105,5 +105,5 @@ def _bundle_names(folder: Path) -> set[str]:
         return set()
     folders = {manifest.media_folder} if manifest.features else set()
     folders |= {MTP} if manifest.has_head else set()
-    folders |= {TEXT} if manifest.comparison else set()
+    folders |= {TEXT} if manifest.texts else set()
     return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}

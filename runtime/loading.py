@@ -163,7 +163,7 @@ def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadO
     if bundle.manifest.features is not None:
         media = settings.opened(open_media, bundle)
         return Decoder(bundle, engine, Encoder(*_started(media, settings)))
-    if bundle.manifest.comparison is not None:
+    if bundle.manifest.texts is not None:
         texts = settings.opened(open_texts, bundle)
         return Encoder(bundle, engine, Encoder(*_started(texts, settings)))
     return model(bundle, engine)

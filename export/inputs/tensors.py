@@ -190,7 +190,7 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def reads_types(model: Exportable) -> bool:
     """Whether the encoder reads token types."""
-    return isinstance(model.takes, TextSource) and model.takes.token_types > 1
+    return isinstance(model.takes, TextSource) and model.takes.types > 1
 
 
 def as_pair(

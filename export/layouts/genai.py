@@ -131,7 +131,7 @@ def check_convertible(bundle: Bundle) -> None:
     split = set(manifest.graphs) - ON_DEMAND != {DECODER}
     _check_choices(manifest.devices[0], manifest.attention, "split" if split else "unified")
     _check_states(bundle)
-    if manifest.hidden is not None:
+    if manifest.hidden_states is not None:
         raise _rejected("a decoder without a head", "one with a head", "Export without --mtp.")
     tokens = manifest.tokens
     limited = [
@@ -239,9 +239,8 @@ def _config(bundle: Bundle) -> dict[str, Any]:
 
 def _session_options(bundle: Bundle) -> dict[str, Any]:
     options: dict[str, Any] = {"log_id": "onnxruntime-genai", "provider_options": []}
-    host = bundle.manifest.host
-    if host is not None and host.session.disabled_optimizers:
-        options[_DISABLED] = ";".join(host.session.disabled_optimizers)
+    if disabled := bundle.manifest.host.session.disabled_optimizers:
+        options[_DISABLED] = ";".join(disabled)
     return options
 
 

@@ -161,7 +161,7 @@ def _reading(
         vectors=config.vectors,
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
-        wrapping=WRAPPINGS.get(config.model_type, msgspec.UNSET),
+        wrapping=WRAPPINGS.get(config.model_type),
         attention=cast(FeatureAttention, whole.values.get(FEATURE_ATTENTION, "causal")),
         positions=_counting(text),
     )
@@ -416,7 +416,7 @@ def _special(
 ) -> Tokens:
     tokens = special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
     opening = opening_tokens(folder, takes, speech, vocab_size=sides.vocab_size)
-    return msgspec.structs.replace(tokens, opening=opening or msgspec.UNSET)
+    return msgspec.structs.replace(tokens, opening=opening)
 
 
 def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
@@ -481,8 +481,8 @@ def _takes(
         prompts=prompts.texts,
         default_prompt=prompts.default,
         pairs=_reads_pairs(sides.encoder),
-        types=types if (types := token_types(sides.encoder)) > 1 else msgspec.UNSET,
-        padding=msgspec.UNSET if padding is None else padding,
+        types=token_types(sides.encoder),
+        padding=padding,
     )
 
 

@@ -204,9 +204,9 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         std=std,
         scale=scale,
         resample=RESAMPLES[processor.resample],
-        rounding="none" if processor.rescales_first else msgspec.UNSET,
-        fit=msgspec.UNSET if fit == Fit(resize=config.image_size) else fit,
-        background="white" if processor.do_convert_rgb and config.channels == 3 else msgspec.UNSET,
+        rounding="none" if processor.rescales_first else None,
+        fit=None if fit == Fit(resize=config.image_size) else fit,
+        background="white" if processor.do_convert_rgb and config.channels == 3 else None,
     )
 
 

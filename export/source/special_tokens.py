@@ -63,7 +63,7 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
         forced_first=first,
         forced_last=last[0] if last else None,
         suppressed=tuple(suppressed),
-        suppressed_first=begin or msgspec.UNSET,
+        suppressed_first=begin,
     )
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from ortolan.export.errors import OptionError
 from ortolan.export.source.patches import patch_source, read_patch_processor
 from ortolan.export.source.preprocessing import (
@@ -62,8 +60,8 @@ ALWAYS_CUT = frozenset({"internvl"})
 """Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
 
 
-def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.UnsetType:
-    """How the images of an encoder are cut; unset if it reads each as a whole, or sounds.
+def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | None:
+    """How the images of an encoder are cut; `None` if it reads each as a whole, or sounds.
 
     Args:
         config: of the encoder.
@@ -72,10 +70,10 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
     if isinstance(config.input, GridInput):
         return _oversized(config, folder)
     if not isinstance(config.input, PatchInput):
-        return msgspec.UNSET
+        return None
     cut = tiles(config.input, folder, config.model_type)
     if cut is None:
-        return msgspec.UNSET
+        return None
     if isinstance(cut.grid, LongestSide):
         key, count = "size.longest_edge", (-(-cut.grid.pixels // min(config.input.image_size))) ** 2
     else:
@@ -89,11 +87,11 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
     return cut
 
 
-def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.UnsetType:
+def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | None:
     """How images are cut for an encoder that keeps their proportions."""
     processor = read_patch_processor(config, folder)
     if processor.max_pixels_tolerance is None or processor.max_image_tokens is None:
-        return msgspec.UNSET
+        return None
     source = patch_source(config, folder)
     side, least, most = processor.tile_size, processor.min_tiles, processor.max_tiles
     if side is None or least is None or most is None or not processor.use_thumbnail:

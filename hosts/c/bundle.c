@@ -10,6 +10,7 @@
 #define MANIFEST "manifest.json"
 #define MAX_MANIFEST_BYTES (1 << 20)
 #define MAX_WHOLE_FILE_BYTES (256 << 20)
+#define SCHEMA 1
 #define FLASH_SWITCH "ORT_GQA_DISABLE_FLASH_ATTENTION"
 #define MAX_CONTEXT (1 << 21)
 #define MAX_VOCABULARY (1 << 20)
@@ -223,24 +224,6 @@ static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const or
 
 /* --- settings of onnxruntime --- */
 
-/* Settings of the runtimes that wrote schema 2 and 3. */
-static void set_older_entries(ortolan_bundle *bundle) {
-  /* on ARM, the other kernels for 4-bit weights round activations too coarsely */
-  bundle->entries[0] = (ortolan_setting){"mlas.disable_kleidiai", "1"};
-  bundle->entry_count = 1;
-}
-
-/* Settings of schema 2, which has no `host`. */
-static bool read_older_host(ortolan_bundle *bundle) {
-  set_older_entries(bundle);
-  bundle->optimizers[bundle->optimizer_count++] = "SkipLayerNormFusion";
-  for (size_t i = 0; i < bundle->state_count; i++)
-    if (bundle->states[i].type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) return true;
-  bundle->variables[0] = (ortolan_setting){FLASH_SWITCH, "1"};
-  bundle->variable_count = 1;
-  return true;
-}
-
 /* An object of `host.session` whose values are strings. Its names are `name`, or begin with it if
  * it ends with a dot. */
 static bool read_settings(const json_value *session, const char *key, const char *name,
@@ -266,8 +249,7 @@ static bool read_settings(const json_value *session, const char *key, const char
   return true;
 }
 
-static bool read_host(ortolan_bundle *bundle, const json_value *root, int64_t schema,
-                      const ortolan_fields *in) {
+static bool read_host(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
   const json_value *host = ortolan_object(in, root, "", "host");
   if (host == NULL) return false;
   /* `cache` is for hosts without shared buffers */
@@ -290,11 +272,9 @@ static bool read_host(ortolan_bundle *bundle, const json_value *root, int64_t sc
   if (!read_settings(session, "environment", FLASH_SWITCH, bundle->variables,
                      &bundle->variable_count, in))
     return false;
-  if (schema >= 4)
-    return read_settings(session, "config_entries", "mlas.", bundle->entries,
-                         &bundle->entry_count, in);
-  set_older_entries(bundle);
-  return true;
+  return ortolan_json_field(session, "config_entries") == NULL ||
+         read_settings(session, "config_entries", "mlas.", bundle->entries, &bundle->entry_count,
+                       in);
 }
 
 static bool check_device(const json_value *root, const ortolan_fields *in) {
@@ -312,11 +292,11 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
   int64_t schema;
   if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
   if (!ortolan_integer(in, root, "", "schema", 0, INT64_MAX, &schema)) return false;
-  if (schema < 2 || schema > 5)
+  if (schema != SCHEMA)
     return ortolan_fail(in->error, ORTOLAN_MANIFEST,
-                        "%s has schema %lld; this library reads 2 to 5. Use a version that fits, "
-                        "or export the checkpoint again.",
-                        in->file, (long long)schema);
+                        "%s has schema %lld; this library reads %d. Use a version that fits, or "
+                        "export the checkpoint again.",
+                        in->file, (long long)schema, SCHEMA);
   const char *kind = ortolan_string(in, root, "", "kind");
   if (kind == NULL || !ortolan_known_keys(in, root, "", known_fields)) return false;
   if (strcmp(kind, "decoder") != 0)
@@ -330,8 +310,7 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
          ortolan_integer(in, root, "", "vocab_size", 1, MAX_VOCABULARY, &bundle->vocab_size) &&
          read_files(bundle, root, in) && read_weights(bundle, root, in) &&
          read_graphs(bundle, root, in) && read_states(bundle, root, in) &&
-         read_tokens(bundle, root, in) &&
-         (schema == 2 ? read_older_host(bundle) : read_host(bundle, root, schema, in));
+         read_tokens(bundle, root, in) && read_host(bundle, root, in);
 }
 
 /* --- the folder --- */

@@ -13,7 +13,6 @@
 #define CHUNK 64             /* tokens of a prompt per call */
 #define FEWEST 16            /* tokens of a chunk, however many scores they need */
 #define SCORE_BYTES ((int64_t)128 << 20)
-#define UNKNOWN_HEADS 64     /* for manifests of schema 2 */
 #define STEP_INPUTS 4
 
 typedef struct {
@@ -324,7 +323,7 @@ bool ortolan_engine_append(ortolan_engine *engine, const int32_t *ids, size_t co
 
 /* Most tokens of the next chunk: attention holds one score per head, new token and token. */
 static size_t chunk_tokens(const ortolan_engine *engine) {
-  int64_t heads = engine->bundle->query_heads > 0 ? engine->bundle->query_heads : UNKNOWN_HEADS;
+  int64_t heads = engine->bundle->query_heads > 0 ? engine->bundle->query_heads : 1;
   int64_t most = SCORE_BYTES / (4 * (engine->length + 128)) / heads;
   if (most > CHUNK) most = CHUNK;
   return (size_t)(most < FEWEST ? FEWEST : most);

@@ -103,7 +103,7 @@ def open_media(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
     encoder = open_bundle(folder, full_check=full_check, trust=trust)
     encoder = _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
     tiles = None if features is None else features.tiles
-    if isinstance(tiles, Tiles):
+    if tiles is not None:
         _check_tiles(encoder, tiles)
     return encoder
 
@@ -128,14 +128,14 @@ def _check_tiles(encoder: Bundle, tiles: Tiles) -> None:
 
 def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
     """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`."""
-    hidden = bundle.manifest.hidden
+    hidden = bundle.manifest.hidden_states
     head = open_bundle(bundle.path / MTP, full_check=full_check, trust=trust)
     return _expected(head, "head", None if hidden is None else hidden.head)
 
 
 def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
     """Open the encoder of texts that images are compared with; same errors as `open_bundle`."""
-    comparison, output = bundle.manifest.comparison, bundle.manifest.output
+    comparison, output = bundle.manifest.texts, bundle.manifest.output
     texts = open_bundle(bundle.path / TEXT, full_check=full_check, trust=trust)
     texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
     if texts.manifest.output != output or not isinstance(texts.manifest.source, TextSource):
@@ -153,7 +153,7 @@ def open_parts(
     openers = {
         "media": open_media if bundle.manifest.features is not None else None,
         "head": open_head if bundle.manifest.has_head else None,
-        "texts": open_texts if bundle.manifest.comparison is not None else None,
+        "texts": open_texts if bundle.manifest.texts is not None else None,
     }
     return {
         name: opener(bundle, full_check=full_check, trust=trust)

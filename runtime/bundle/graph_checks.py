@@ -170,7 +170,7 @@ def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:
 
 
 def _hidden(name: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
-    hidden = manifest.hidden
+    hidden = manifest.hidden_states
     return {} if hidden is None else {name: ("float32", ("batch", "sequence", hidden.size))}
 
 

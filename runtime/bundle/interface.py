@@ -124,12 +124,12 @@ def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     states = [
         state.output for state in manifest.states if (state.update == "source") == (role == ENCODER)
     ]
-    hidden = () if manifest.hidden is None else (HIDDEN,)
+    hidden = () if manifest.hidden_states is None else (HIDDEN,)
     return tuple(states) if role == ENCODER else (LOGITS, *hidden, *states)
 
 
 def _reads_types(manifest: Manifest) -> bool:
-    return isinstance(manifest.source, TextSource) and manifest.source.token_types > 1
+    return isinstance(manifest.source, TextSource) and manifest.source.types > 1
 
 
 def _source_inputs(manifest: Manifest) -> tuple[str, ...]:

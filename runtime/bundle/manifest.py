@@ -16,11 +16,10 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.field_types import Label, Sha256, TokenId
+from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.parts import (
     SOUND,
@@ -43,12 +42,8 @@ from ortolan.runtime.errors import BundleKindError
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
 
-SCHEMA: Final = 5
-"""Version of the format that is written."""
-
-READABLE = (2, 3, 4, 5)
-"""Versions that are read. Version 2 has no `host`; 3 has no `host.cache` or `config_entries`; 4 has
-no windows."""
+SCHEMA: Final = 1
+"""Version of the format."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Form = Annotated[str, Meta(min_length=1, max_length=limits.MAX_FORM_LENGTH)]
@@ -65,7 +60,7 @@ KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class File(Record, frozen=True, kw_only=True):
     """A file of the bundle.
 
     Attributes:
@@ -79,9 +74,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sha256: Sha256
 
 
-class State(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class State(Record, frozen=True, kw_only=True):
     """A tensor that a decoder carries from step to step, or reads in every step.
 
     Attributes:
@@ -113,7 +106,7 @@ class State(
         return math.prod(sizes) * STATE_BYTES[self.dtype]
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Graph(Record, frozen=True, kw_only=True):
     """An ONNX graph.
 
     Attributes:
@@ -131,7 +124,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Suppressed = Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_SUPPRESSED)]
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Tokens(Record, frozen=True, kw_only=True):
     """Token ids with a meaning.
 
     Attributes:
@@ -154,14 +147,11 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forced_first: TokenId | None = None
     forced_last: TokenId | None = None
     suppressed: Suppressed = ()
-    suppressed_first: Suppressed | msgspec.UnsetType = msgspec.UNSET
-    opening: (
-        Annotated[tuple[TokenId | None, ...], Meta(max_length=limits.MAX_OPENING)]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
+    suppressed_first: Suppressed = ()
+    opening: Annotated[tuple[TokenId | None, ...], Meta(max_length=limits.MAX_OPENING)] = ()
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Output(Record, frozen=True, kw_only=True):
     """Output of an encoder without a decoder.
 
     Attributes:
@@ -180,9 +170,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
 
 
-class Speech(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Speech(Record, frozen=True, kw_only=True):
     """Tokens with which a decoder transcribes (Radford et al. 2023, figure 1).
 
     Its text begins with the start token, a language, a task, and `no_timestamps` if no times are
@@ -204,7 +192,7 @@ class Speech(
     latest_start: Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)] | None = None
 
 
-class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QuantizedTensor(Record, frozen=True, kw_only=True):
     """A low-bit weight.
 
     Attributes:
@@ -225,7 +213,7 @@ class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     error: Annotated[float, Meta(ge=0)]
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Provenance(Record, frozen=True, kw_only=True):
     """Where a bundle comes from.
 
     Attributes:
@@ -246,10 +234,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     left_out: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     calibrated_on: Label | None = None
-    repository: Label | msgspec.UnsetType = msgspec.UNSET
+    repository: Label | None = None
 
 
-class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionSettings(Record, frozen=True, kw_only=True):
     """Settings of onnxruntime that change the last bits of results.
 
     Attributes:
@@ -260,10 +248,12 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     disabled_optimizers: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_SETTINGS)]
     environment: Annotated[dict[KernelVariable, Label], Meta(max_length=limits.MAX_SETTINGS)]
-    config_entries: Annotated[dict[KernelEntry, Label], Meta(max_length=limits.MAX_SETTINGS)] = {}
+    config_entries: Annotated[dict[KernelEntry, Label], Meta(max_length=limits.MAX_SETTINGS)] = (
+        field(default_factory=dict)
+    )
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Host(Record, frozen=True, kw_only=True):
     """What programs other than this runtime need to compute the same.
 
     This runtime takes no setting from it.
@@ -274,7 +264,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         query_heads: query heads of the widest attention.
         cache: how growing states get room without shared buffers. `grows`: the input holds exactly
             the tokens so far, and the output also the new ones. `slots`: the input has free slots,
-            which the graph writes to. `None` if no state grows, and in schema 3.
+            which the graph writes to. `None` if no state grows.
     """
 
     session: SessionSettings
@@ -283,7 +273,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache: CacheType | None = None
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """The contents of manifest.json.
 
     Attributes:
@@ -304,6 +294,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             compare with, as `unverified` says.
         files: every file of the bundle except the manifest, sorted by name.
         provenance: where the bundle comes from.
+        host: what other programs need.
         prefill_precision: type of the weights of the prefill graph, if it differs.
         quantized: every low-bit weight, including those of the prefill graph.
         source: input of an encoder.
@@ -313,7 +304,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             needs; see `ortolan.runtime.graph.vocabulary`.
         unverified: why the export could not replay the certificate; `None` if it did.
         quality: distance from the trained model; `None` if it was not measured.
-        host: what other programs need; `None` in schema 2.
         images: vectors of images that a decoder reads; left out if it reads none.
         sounds: vectors of sounds that a decoder reads; left out if it reads none.
         hidden_states: states for a head that predicts further tokens; left out if there is none.
@@ -322,7 +312,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         texts: how an encoder of images compares them with texts; left out if it does not.
     """
 
-    schema: Literal[2, 3, 4, 5]
+    schema: Literal[1]
     kind: KindName
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]
@@ -337,6 +327,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate: FileName | None
     files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
     provenance: Provenance
+    host: Host
     prefill_precision: Literal["int8"] | None = None
     quantized: Annotated[tuple[QuantizedTensor, ...], Meta(max_length=limits.MAX_QUANTIZED)] = ()
     source: Source | None = None
@@ -345,24 +336,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     foreign_operators: Annotated[tuple[Form, ...], Meta(max_length=limits.MAX_FOREIGN_FORMS)] = ()
     unverified: Label | None = None
     quality: Quality | None = None
-    host: Host | None = None
-    images: Features | msgspec.UnsetType = msgspec.UNSET
-    sounds: Features | msgspec.UnsetType = msgspec.UNSET
-    hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
-    speech: Speech | msgspec.UnsetType = msgspec.UNSET
-    dictation: Dictation | msgspec.UnsetType = msgspec.UNSET
-    texts: Comparison | msgspec.UnsetType = msgspec.UNSET
+    images: Features | None = None
+    sounds: Features | None = None
+    hidden_states: HiddenStates | None = None
+    speech: Speech | None = None
+    dictation: Dictation | None = None
+    texts: Comparison | None = None
 
     @property
     def features(self) -> Features | None:
         """Vectors of images or sounds that the decoder reads, if it does."""
-        own = self.sounds if isinstance(self.images, msgspec.UnsetType) else self.images
-        return None if isinstance(own, msgspec.UnsetType) else own
+        return self.sounds if self.images is None else self.images
 
     @property
     def media(self) -> Literal["images", "sounds"]:
         """Kind of media that the decoder reads besides text, if it has `features`."""
-        return "sounds" if isinstance(self.images, msgspec.UnsetType) else "images"
+        return "sounds" if self.images is None else "images"
 
     @property
     def media_folder(self) -> str:
@@ -370,29 +359,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return SOUND if self.media == "sounds" else VISION
 
     @property
-    def hidden(self) -> HiddenStates | None:
-        """States that the graphs return for a head, if they do."""
-        return None if isinstance(self.hidden_states, msgspec.UnsetType) else self.hidden_states
-
-    @property
-    def transcription(self) -> Speech | None:
-        """Tokens with which the decoder transcribes, if it has them."""
-        return None if isinstance(self.speech, msgspec.UnsetType) else self.speech
-
-    @property
-    def comparison(self) -> Comparison | None:
-        """How images are compared with texts, if they are."""
-        return None if isinstance(self.texts, msgspec.UnsetType) else self.texts
-
-    @property
     def is_head(self) -> bool:
         """Whether this is a head, which reads the states of another decoder."""
-        return self.hidden is not None and self.hidden.head is None
+        return self.hidden_states is not None and self.hidden_states.head is None
 
     @property
     def has_head(self) -> bool:
         """Whether the folder `mtp` holds a head that reads the states of this decoder."""
-        return self.hidden is not None and self.hidden.head is not None
+        return self.hidden_states is not None and self.hidden_states.head is not None
 
     @property
     def model_kind(self) -> ModelKind:
@@ -446,7 +420,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         source = self.source or TextSource(max_tokens=self.context_length)
         features = self.features
         images = "" if features is None else f", and {self.media}, {features.words}"
-        texts = "" if self.comparison is None else ", and texts to compare with"
+        texts = "" if self.texts is None else ", and texts to compare with"
         return f"{source.words}{images}{texts}"
 
     @property

@@ -6,13 +6,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
-from ortolan.runtime.bundle.manifest import NAME, READABLE, SCHEMA, File, Manifest, Speech, State
+from ortolan.runtime.bundle.manifest import NAME, SCHEMA, File, Manifest, Speech, State
 from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
 from ortolan.runtime.bundle.sources import (
     AudioSource,
@@ -27,15 +27,6 @@ from ortolan.runtime.bundle.sources import (
 from ortolan.runtime.errors import ManifestError
 
 __all__ = ["NAME", "decode", "encode", "fingerprint"]
-
-HOST_SINCE = 3
-"""First schema with `host`."""
-
-CACHE_SINCE = 4
-"""First schema with `host.cache` and `host.session.config_entries`."""
-
-WINDOWS_SINCE = 5
-"""First schema whose states may have a window."""
 
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
@@ -56,7 +47,7 @@ def decode(data: bytes) -> Manifest:
         raise _refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
     try:
         schema = msgspec.json.decode(data, type=_Version).schema
-        if schema not in READABLE:
+        if schema != SCHEMA:
             raise ManifestError(
                 f"{NAME}: expected schema {SCHEMA}, got {schema}. "
                 "Export the bundle again, or install the version of Ortolan that made it."
@@ -107,20 +98,12 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_host(manifest: Manifest) -> None:
-    schema, host = manifest.schema, manifest.host
-    if (host is None) != (schema < HOST_SINCE):
-        raise _refused(f"`host` from schema {HOST_SINCE} on, and only there", f"schema {schema}")
-    if host is None:
-        return
-    if schema < CACHE_SINCE:
-        if host.cache is not None or host.session.config_entries:
-            raise _refused("`host` without the fields of newer schemas", f"schema {schema}")
-        return
+    cache = manifest.host.cache
     grows = any(state.update == "append" for state in manifest.states)
-    if (host.cache is not None) != grows:
+    if (cache is not None) != grows:
         raise _refused(
             "`host.cache` of bundles whose states grow, and only there",
-            f"{host.cache} with {'growing' if grows else 'no growing'} states",
+            f"{cache} with {'growing' if grows else 'no growing'} states",
         )
 
 
@@ -259,8 +242,6 @@ def _check_shape(state: State) -> None:
 def _check_window(manifest: Manifest, state: State) -> None:
     if state.update != "append":
         raise _refused("windows of states that grow", f"one of {state.name!r}")
-    if manifest.schema < WINDOWS_SINCE:
-        raise _refused(f"windows from schema {WINDOWS_SINCE} on", f"schema {manifest.schema}")
     if manifest.devices != ("cpu",):
         raise _refused("windows in bundles for the cpu alone", ", ".join(manifest.devices))
     if manifest.takes_one or manifest.model_kind.has_encoder:
@@ -289,10 +270,10 @@ def _check_kind(manifest: Manifest) -> None:
             if a > b:
                 raise _refused("`least` tiles up to `most`", f"{a} and {b}")
     features = manifest.features
-    is_whole = features is None or (not isinstance(features.tiles, Tiles) and not manifest.sounds)
+    is_whole = features is None or (features.tiles is None and not manifest.sounds)
     if features is not None and features.positions == "grid" and not is_whole:
         raise _refused("whole images as grids", "tiles or sounds")
-    if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
+    if manifest.speech is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
         raise _refused("a decoder after an encoder of spectrograms", f"kind {kind.name!r}")
@@ -302,11 +283,11 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused("`images` or `sounds`", "both")
     if manifest.dictation and not manifest.sounds:
         raise _refused("`dictation` in a decoder that reads sounds", "one of another kind")
-    if manifest.hidden is not None and (
+    if manifest.hidden_states is not None and (
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):
         raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
-    if manifest.comparison is not None and not (
+    if manifest.texts is not None and not (
         isinstance(manifest.source, ImageSource | PatchSource)
         and manifest.output_kind.name == "embedding"
     ):
@@ -316,16 +297,17 @@ def _check_kind(manifest: Manifest) -> None:
 def _check_tokens(manifest: Manifest) -> None:
     tokens = manifest.tokens
     singles = ("bos", "pad", "start", "forced_first", "forced_last")
+    named: list[tuple[str, Sequence[int | None]]]
     named = [(name, [getattr(tokens, name)]) for name in singles]
     features = manifest.features
     if features is not None:
         named.append((f"{manifest.media}.token", [features.token]))
-    if manifest.transcription is not None:
-        named += _named_speech(manifest.transcription, manifest.source)
+    if manifest.speech is not None:
+        named += _named_speech(manifest.speech, manifest.source)
     if isinstance(manifest.source, TextSource):
-        named.append(("source.padding", [manifest.source.filler]))
-    named.append(("suppressed_first", [*(tokens.suppressed_first or ())]))
-    named.append(("opening", [*(tokens.opening or ())]))
+        named.append(("source.padding", [manifest.source.padding]))
+    named.append(("suppressed_first", tokens.suppressed_first))
+    named.append(("opening", tokens.opening))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
         for token in ids:
             if token is not None and token >= manifest.vocab_size:
@@ -335,7 +317,7 @@ def _check_tokens(manifest: Manifest) -> None:
                 )
 
 
-def _named_speech(speech: Speech, source: Source | None) -> list[tuple[str, list[int | None]]]:
+def _named_speech(speech: Speech, source: Source | None) -> list[tuple[str, Sequence[int | None]]]:
     """Tokens of a transcription; the last one of time is as late as the sound ends."""
     last = source.vectors if isinstance(source, AudioSource) else 0
     return [
@@ -384,7 +366,7 @@ def _check_source(manifest: Manifest) -> None:
                 raise _refused("no tokenizer for an encoder of sounds", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
             raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
-        case TextSource(token_types=types) if types > 1 and not stands_alone:
+        case TextSource(types=types) if types > 1 and not stands_alone:
             raise _refused("no token types before a decoder", f"{types}")
         case TextSource(padding=int(token)) if not stands_alone:
             raise _refused("no padding of texts before a decoder", f"{token}")

@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.field_types import Label, Sha256, TokenId
+from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
 
 VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
 """Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
@@ -16,14 +15,7 @@ its head that predicts further tokens, and the encoder of texts that images are 
 TileText = Annotated[str, Meta(max_length=limits.MAX_TILE_TEXT)]
 
 
-class LongestSide(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="longest_side",
-):
+class LongestSide(Record, frozen=True, kw_only=True, tag_field="by", tag="longest_side"):
     """The tiles that cover an image of a given size (Laurençon et al. 2024, "Idefics3").
 
     Attributes:
@@ -33,14 +25,7 @@ class LongestSide(
     pixels: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
 
 
-class ClosestShape(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="closest_shape",
-):
+class ClosestShape(Record, frozen=True, kw_only=True, tag_field="by", tag="closest_shape"):
     """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
 
     Of shapes that are equally close, the one with more tiles wins if these have less than twice the
@@ -55,14 +40,7 @@ class ClosestShape(
     most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
 
 
-class Oversized(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="oversized",
-):
+class Oversized(Record, frozen=True, kw_only=True, tag_field="by", tag="oversized"):
     """The tiles of an image with far more pixels than its encoder reads, which keeps proportions.
 
     Rows and columns are chosen as by `ClosestShape`. Smaller images are read whole (Liquid AI 2025,
@@ -82,9 +60,7 @@ class Oversized(
     most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
 
 
-class Tiles(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Tiles(Record, frozen=True, kw_only=True):
     """How an image becomes several of the encoder's size, and the texts around their vectors.
 
     The image is resized so that whole tiles fill it. The encoder reads the tiles row by row, and
@@ -112,9 +88,7 @@ class Tiles(
     end: TileText = ""
 
 
-class Wrapping(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Wrapping(Record, frozen=True, kw_only=True):
     """Texts around the vectors of an image that is read as a whole.
 
     They are part of the text that the tokenizer encodes, since it may join line breaks.
@@ -130,9 +104,7 @@ class Wrapping(
     after: TileText = ""
 
 
-class Features(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Features(Record, frozen=True, kw_only=True):
     """Vectors of images or sounds that a decoder reads in place of tokens.
 
     The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
@@ -156,21 +128,21 @@ class Features(
     size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
-    tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
-    wrapping: Wrapping | msgspec.UnsetType = msgspec.UNSET
+    tiles: Tiles | None = None
+    wrapping: Wrapping | None = None
     attention: Literal["causal", "both_ways"] = "causal"
     positions: Literal["sequence", "grid"] = "sequence"
 
     @property
     def words(self) -> str:
         """Describe the number of vectors: `576 vectors each`."""
-        tiled = isinstance(self.tiles, Tiles) and self.tiles.split
+        tiled = self.tiles is not None and self.tiles.split
         if self.positions == "grid":
             return f"up to {self.vectors} vectors each"
         return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
 
 
-class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Dictation(Record, frozen=True, kw_only=True):
     """How a decoder that reads sounds writes down what it hears.
 
     Attributes:
@@ -184,7 +156,7 @@ class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     languages: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_LANGUAGES)]
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Comparison(Record, frozen=True, kw_only=True):
     """How an encoder of images compares them with texts (Radford et al. 2021, Zhai et al. 2023).
 
     The folder `text` of the bundle is itself a bundle: the encoder of the texts. The logit of an
@@ -203,9 +175,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scores: Literal["softmax", "sigmoid"]
 
 
-class HiddenStates(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class HiddenStates(Record, frozen=True, kw_only=True):
     """Normalized stream of every token, which the graphs of a decoder return.
 
     A head reads the state before each token and predicts one more token (multi-token prediction,

@@ -5,8 +5,9 @@ Whether a device computes what was exported is another question: `ortolan.runtim
 
 from typing import Annotated, Literal, get_args
 
-import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
+
+from ortolan.runtime.bundle.field_types import Record
 
 Word = Literal["excellent", "good", "fair", "poor"]
 
@@ -24,7 +25,7 @@ For E = 384 that is 0.002, 0.005 and 0.01, where neighbors in a ranked list are 
 _Sentence = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Quality(Record, frozen=True, kw_only=True):
     """Measured distance between a bundle and the trained model.
 
     Distributions are compared by KL divergence, vectors and scores by a distance; the figures of
@@ -56,15 +57,14 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mean_cosine: float | None = None
     p99_cosine: float | None = None
     advice: tuple[_Sentence, ...] = ()
-    # absent, not null, in older manifests: their hashes must not change
-    distance: _Sentence | UnsetType = UNSET
-    graph_kl: dict[Literal["prefill", "decode"], float] | UnsetType = UNSET
+    distance: _Sentence | None = None
+    graph_kl: dict[Literal["prefill", "decode"], float] | None = None
 
     @property
     def figures(self) -> str:
         """The figures in one line."""
         if self.mean_kl is None:
-            distance = "cosine distance" if self.distance is UNSET else self.distance
+            distance = "cosine distance" if self.distance is None else self.distance
             parts = [
                 f"mean {distance} {self.mean_cosine or 0:.2g} "
                 f"(99 % below {self.p99_cosine or 0:.2g})"
@@ -74,7 +74,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"mean KL {self.mean_kl:.2g} (99 % below {self.p99_kl or 0:.2g})",
                 f"top-1 {self.top1_agreement or 0:.1%}",
             ]
-        if self.graph_kl is not UNSET:
+        if self.graph_kl is not None:
             parts += [f"{name} {kl:.2g}" for name, kl in self.graph_kl.items()]
         if self.perplexity is not None:
             parts.append(

@@ -2,21 +2,13 @@
 
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.field_types import Label, Prompt, TokenId
+from ortolan.runtime.bundle.field_types import Label, Prompt, Record, TokenId
 
 
-class TextSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="text",
-):
+class TextSource(Record, frozen=True, kw_only=True, tag_field="kind", tag="text"):
     """Texts as input of an encoder.
 
     Attributes:
@@ -26,28 +18,20 @@ class TextSource(
         default_prompt: name of the prefix to use if the caller names none.
         pairs: whether the encoder classifies without regard to token types, so that two texts may
             come as one input even if the tokenizer tells them apart by types.
-        types: number of token types, if the graph reads them.
+        types: number of token types; 1 if the graph reads none.
         padding: id that fills every text up to `max_tokens` and is read like other tokens; left out
             if texts keep their length.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
     vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
-    prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
+    prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = field(
+        default_factory=dict
+    )
     default_prompt: Label | None = None
     pairs: bool = False
-    types: Annotated[int, Meta(ge=2, le=limits.MAX_TOKEN_TYPES)] | msgspec.UnsetType = msgspec.UNSET
-    padding: TokenId | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def token_types(self) -> int:
-        """Number of token types that the graph reads; 1 if it reads none."""
-        return 1 if isinstance(self.types, msgspec.UnsetType) else self.types
-
-    @property
-    def filler(self) -> int | None:
-        """Id that fills every text up to `max_tokens`; `None` if texts keep their length."""
-        return None if isinstance(self.padding, msgspec.UnsetType) else self.padding
+    types: Annotated[int, Meta(ge=1, le=limits.MAX_TOKEN_TYPES)] = 1
+    padding: TokenId | None = None
 
     @property
     def words(self) -> str:
@@ -69,7 +53,7 @@ _COLOURS = ("grey", "grey with alpha", "RGB", "RGBA")
 """Names of images by number of channels."""
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fit(Record, frozen=True, kw_only=True):
     """Steps that give an image the size of the encoder, in this order.
 
     Attributes:
@@ -86,14 +70,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pad: bool = False
 
 
-class ImageSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="image",
-):
+class ImageSource(Record, frozen=True, kw_only=True, tag_field="kind", tag="image"):
     """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
 
     Attributes:
@@ -117,16 +94,14 @@ class ImageSource(
     std: tuple[Annotated[float, Meta(gt=0)], ...]
     scale: Annotated[float, Meta(gt=0)]
     resample: Filter
-    rounding: Literal["none"] | msgspec.UnsetType = msgspec.UNSET
-    fit: Fit | msgspec.UnsetType = msgspec.UNSET
-    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
+    rounding: Literal["none"] | None = None
+    fit: Fit | None = None
+    background: Literal["white"] | None = None
 
     @property
     def steps(self) -> Fit:
         """How images get the size of the encoder."""
-        if isinstance(self.fit, msgspec.UnsetType):
-            return Fit(resize=(self.height, self.width))
-        return self.fit
+        return self.fit or Fit(resize=(self.height, self.width))
 
     @property
     def words(self) -> str:
@@ -134,14 +109,7 @@ class ImageSource(
         return f"images, {_COLOURS[self.channels - 1]}, of {self.height} by {self.width} pixels"
 
 
-class MostPatches(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="most_patches",
-):
+class MostPatches(Record, frozen=True, kw_only=True, tag_field="by", tag="most_patches"):
     """The largest size that has at most as many patches as the encoder reads.
 
     Sides are rounded up to whole patches, at a scale that bisection finds (Tschannen et al. 2025,
@@ -149,14 +117,7 @@ class MostPatches(
     """
 
 
-class WholeSquares(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="whole_squares",
-):
+class WholeSquares(Record, frozen=True, kw_only=True, tag_field="by", tag="whole_squares"):
     """The sides of the image, rounded to whole squares of patches (Wang et al. 2024, "Qwen2-VL").
 
     An image with fewer or more pixels is scaled to these limits first.
@@ -173,7 +134,7 @@ class WholeSquares(
     enlarges_narrow: bool = False
 
 
-class PositionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PositionTable(Record, frozen=True, kw_only=True):
     """A square table of positions that is interpolated to the patches of an image.
 
     The graph reads, for each patch, a weight for each row and for each column of the table.
@@ -188,14 +149,7 @@ class PositionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     interpolation: Literal["antialiased", "corners"]
 
 
-class PatchSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="patches",
-):
+class PatchSource(Record, frozen=True, kw_only=True, tag_field="kind", tag="patches"):
     """Images that keep their proportions as input of an encoder, each computed on its own.
 
     The graph reads flat patches: squares of `merge` by `merge` patches row by row, and the patches
@@ -227,13 +181,13 @@ class PatchSource(
     frames: Annotated[int, Meta(ge=1, le=limits.MAX_PATCH_REPEATS)]
     layout: Literal["channels_first", "channels_last"]
     size: MostPatches | WholeSquares
-    table: PositionTable | msgspec.UnsetType = msgspec.UNSET
+    table: PositionTable | None = None
     axes: bool = False
     mean: tuple[float, ...]
     std: tuple[Annotated[float, Meta(gt=0)], ...]
     scale: Annotated[float, Meta(gt=0)]
     resample: Filter
-    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
+    background: Literal["white"] | None = None
 
     @property
     def square(self) -> int:
@@ -263,7 +217,7 @@ class PatchSource(
         )
 
 
-class _Sounds(msgspec.Struct, frozen=True, kw_only=True):
+class _Sounds(Record, frozen=True, kw_only=True):
     """Sounds of any kind.
 
     Attributes:
@@ -288,14 +242,7 @@ class _Sounds(msgspec.Struct, frozen=True, kw_only=True):
         return f"sounds of at most {self.seconds:g} seconds"
 
 
-class AudioSource(
-    _Sounds,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="audio",
-):
+class AudioSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="audio"):
     """Sounds as input of an encoder, as log-mel spectrograms.
 
     Attributes:
@@ -326,14 +273,7 @@ class AudioSource(
         return self.seconds / self.vectors
 
 
-class WaveSource(
-    _Sounds,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="wave",
-):
+class WaveSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="wave"):
     """Sounds as input of an encoder, as waves of any length, each computed on its own.
 
     Attributes:
@@ -368,14 +308,7 @@ class WaveSource(
         return self.window + (vectors - 1) * self.hop
 
 
-class ChunkedSource(
-    _Sounds,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="chunks",
-):
+class ChunkedSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="chunks"):
     """Sounds as input of an encoder, as log-mel spectrograms of whole chunks, each on its own.
 
     Frames after the end of a sound are zeros, and no vectors are made of them.

@@ -92,7 +92,7 @@ class EncoderCalls:
         truncate: bool,
     ) -> EncoderCall[list[Classification]]:
         """Scores of labels that the caller chooses."""
-        comparison = self._manifest.comparison
+        comparison = self._manifest.texts
         if comparison is not None and self._embed_texts is not None:
             check_multi_label(comparison, multi_label=multi_label)
             sentences = sentences_of(labels, IMAGE_TEMPLATE if template is None else template)

@@ -517,7 +517,7 @@ class Runner:
             inputs |= {FEATURES: share(placed.vectors), FEATURE_ROWS: share(placed.rows)}
             if self._has_axes:
                 inputs[POSITIONS] = share(placed.positions)
-        hidden = self._engine.manifest.hidden
+        hidden = self._engine.manifest.hidden_states
         if hidden is not None:
             # a new array: calls that stay bound keep theirs
             self._hidden_BSE = np.empty((*feeds[0].shape, hidden.size), np.float32)

@@ -45,7 +45,7 @@ class Constraints:
             opening=() if first is None else ((first,),),
             last=tokens.forced_last,
             suppressed=tokens.suppressed,
-            suppressed_first=tokens.suppressed_first or (),
+            suppressed_first=tokens.suppressed_first,
         )
 
     def forced(self, index: int, limit: int) -> int | None:

@@ -28,8 +28,8 @@ class TextReader(SourceReader):
             source = TextSource(max_tokens=manifest.context_length)
         self.max_tokens = source.max_tokens
         self._vocab_size = source.vocab_size or manifest.vocab_size
-        self._types, self._has_pairs = source.token_types, source.pairs
-        self._filler, self._padding = source.filler, manifest.tokens.pad or 0
+        self._types, self._has_pairs = source.types, source.pairs
+        self._filler, self._padding = source.padding, manifest.tokens.pad or 0
 
     def read(self, value: Any, *, truncate: bool = False) -> Source:
         """See `SourceReader`."""

@@ -106,7 +106,7 @@ def _task(manifest: Manifest) -> str:
     hears = isinstance(manifest.source, AudioSource | WaveSource)
     if (hears and manifest.model_kind.has_decoder) or manifest.dictation:
         return "automatic-speech-recognition"
-    if manifest.comparison is not None:
+    if manifest.texts is not None:
         return "zero-shot-image-classification"
     of_text, of_images = _TASKS[kind]
     reads_images = isinstance(manifest.source, ImageSource | PatchSource) or bool(manifest.images)

@@ -109,7 +109,7 @@ class Transcriber:
             "tokens_per_second": _pace(manifest.source, options),
         }
         self._start = start
-        self._speech = manifest.transcription
+        self._speech = manifest.speech
         self._requests, self._tokenizer, self._run = requests, tokenizer, run
         self._rate = options.get("rate")
         self._options: Options = {
@@ -119,7 +119,7 @@ class Transcriber:
         }
         has_times = checked_flag("timestamps", options.get("timestamps", True))
         self._times = self._speech if has_times else None
-        self._opening = _opening(self._speech, manifest.tokens.opening or (), options)
+        self._opening = _opening(self._speech, manifest.tokens.opening, options)
 
     def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
         """Transcribe whole sounds; see `Seq2Seq.transcribe`."""

@@ -324,7 +324,7 @@ def _check_pictures(document: Document, source: Source | None) -> None:
 
 
 def _types(manifest: Manifest) -> int:
-    return manifest.source.token_types if isinstance(manifest.source, TextSource) else 1
+    return manifest.source.types if isinstance(manifest.source, TextSource) else 1
 
 
 def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:

@@ -322,7 +322,7 @@ def _append(
     engine: Engine, runner: Runner, ids: Sequence[int], positions: Sequence[int]
 ) -> Numbers:
     """Append part of a probe in one call, with vectors in place of the states that a head reads."""
-    hidden, length = engine.manifest.hidden, runner.slots.lengths[0]
+    hidden, length = engine.manifest.hidden_states, runner.slots.lengths[0]
     if hidden is None or not engine.manifest.is_head:
         return runner.chunk(0, ids, positions=positions)
     vectors = probe_vectors(length + len(ids), hidden.size)[length:]

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label
@@ -226,6 +226,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             trained_perplexity=self.reference_perplexity,
             mean_cosine=self.mean_cosine,
             p99_cosine=self.p99_cosine,
-            distance=UNSET if OUTPUTS[self.output].scores != "none" else distance,
-            graph_kl=graph_kl or UNSET,
+            distance=None if OUTPUTS[self.output].scores != "none" else distance,
+            graph_kl=graph_kl or None,
         )

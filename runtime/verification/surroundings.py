@@ -256,10 +256,10 @@ def meanings_of(manifest: Manifest, *, covers_windows: bool = True) -> str:
         source=manifest.source,
         output=manifest.output,
         features=manifest.features,
-        hidden=manifest.hidden,
-        speech=manifest.transcription,
+        hidden=manifest.hidden_states,
+        speech=manifest.speech,
         dictation=manifest.dictation or None,
-        comparison=manifest.comparison,
+        comparison=manifest.texts,
         windows=windows_of(manifest.states) if covers_windows else None,
     )
 

@@ -243,7 +243,7 @@ def _sources(manifest: Manifest) -> Sources:
         raise TypeError(f"no inputs for {source}")
     vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
     texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
-    if isinstance(source, TextSource) and (filler := source.filler) is not None:
+    if isinstance(source, TextSource) and (filler := source.padding) is not None:
         texts = [[*text, *[filler] * (source.max_tokens - len(text))] for text in texts]
     lengths = np.array([len(text) for text in texts], np.int32)
     longest = max(map(len, texts))

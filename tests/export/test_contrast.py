@@ -137,7 +137,7 @@ def test_a_bundle_without_a_tokenizer_embeds_ids_and_no_labels(tmp_path: Path) -
     assert model.texts.tokenizer is None
     source = model.texts.manifest.source
     assert isinstance(source, TextSource)
-    assert source.filler == 0  # of config.json
+    assert source.padding == 0  # of config.json
     assert model.texts.embed([[5, 6, 7]]).shape == (1, 32)
     with pytest.raises(TokenizerError, match="no tokenizer"):
         model.classify_as(PICTURES, LABELS)

@@ -57,7 +57,7 @@ SETTINGS: list[dict[str, Any]] = [
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_size=32)}
 
 MANIFESTS = (
-    *("schema = 6", "kind = 'encoder'", "graphs = {}"),
+    *("schema = 5", "kind = 'encoder'", "graphs = {}"),
     *("weights = ['other.bin']", "files.0.name = '../x'"),
     *(name for name in DECODER if name.startswith("host.session")),
 )

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
 from tests.cli.conftest import checkpoint as checkpoint
 from tests.cli.conftest import error_line, run_here
 from tests.export.test_adapter import Base, converted, write_adapter
@@ -104,7 +103,7 @@ def test_a_gguf_file_is_exported_by_its_type(hub: Hub, tmp_path: Path) -> None:
     assert (tmp_path / "out" / bundle.manifest.weights[0]).read_bytes() == (
         tmp_path / "expected" / expected.manifest.weights[0]
     ).read_bytes()
-    assert bundle.manifest.provenance.repository is not UNSET
+    assert bundle.manifest.provenance.repository is not None
     assert "2 GGUF files fit" in error_line("export", "org/tiny-gguf", tmp_path / "none")
 
 

@@ -3,15 +3,8 @@
 import { check, failure } from "./checks.js";
 import { BundleError, DeviceError, OrtolanError } from "./errors.js";
 
-/** Versions of the format that are read. */
-const SCHEMAS = [2, 3, 4, 5];
-
-/** What manifests of schema 2 and 3 leave out. Any graph can write to slots. */
-const OLDER_SESSION = {
-  disabled_optimizers: ["SkipLayerNormFusion"],
-  environment: { ORT_GQA_DISABLE_FLASH_ATTENTION: "1" },
-  config_entries: { "mlas.disable_kleidiai": "1" },
-};
+/** Version of the format. */
+const SCHEMA = 1;
 
 /** Settings that select kernels. Others could write files or change the process. */
 const SETTINGS = {
@@ -61,10 +54,10 @@ async function readManifest(files) {
   } catch (cause) {
     throw new BundleError("manifest.json is not JSON. Copy the bundle again.", { cause });
   }
-  const version = `expected schema ${SCHEMAS.join(", ")}, got ${manifest?.schema}`;
+  const version = `expected schema ${SCHEMA}, got ${manifest?.schema}`;
   const advice = "Export the bundle again, or install a newer version of this package.";
-  check(SCHEMAS.includes(manifest?.schema), BundleError, `manifest.json: ${version}. ${advice}`);
-  const { kind, graphs, states, host } = manifest;
+  check(manifest?.schema === SCHEMA, BundleError, `manifest.json: ${version}. ${advice}`);
+  const { kind, graphs, states, tokens, host } = manifest;
   check(kind === "decoder", BundleError, `Expected a decoder, got an ${kind}. Run it with Python.`);
   check(!manifest.images, BundleError, "Expected a decoder of text, got one of images. Run it with Python.");
   const hasDecoder = graphs?.decoder !== undefined;
@@ -74,7 +67,7 @@ async function readManifest(files) {
     const isKnown = dtype === "float32" && ["append", "replace"].includes(update);
     check(isKnown, BundleError, `The state ${name} is ${dtype}. Export the checkpoint with --device web.`);
   }
-  const session = { ...OLDER_SESSION, ...host?.session };
+  const session = { config_entries: {}, ...host.session };
   for (const [key, pattern] of Object.entries(SETTINGS)) {
     const other = Object.entries(session[key]).find(([name, value]) => {
       return !pattern.test(name) || typeof value !== "string";
@@ -82,7 +75,7 @@ async function readManifest(files) {
     const refused = `manifest.json: host.session.${key} may not set ${other?.[0]}. ${advice}`;
     check(other === undefined, BundleError, refused);
   }
-  return { ...manifest, host: { cache: "slots", ...host, session } };
+  return { ...manifest, tokens: { eos: [], suppressed: [], ...tokens }, host: { ...host, session } };
 }
 
 /** Names of the files that a manifest refers to. */

@@ -297,7 +297,7 @@ def _texts(manifest: Manifest, out: Path) -> str | None:
     """Describe the encoder of texts that images are compared with, if there is one."""
     from ortolan.runtime.bundle.parts import TEXT
 
-    return None if manifest.comparison is None else _encoder(out / TEXT)
+    return None if manifest.texts is None else _encoder(out / TEXT)
 
 
 def _encoder(folder: Path, *more: str) -> str:

@@ -31,8 +31,7 @@ def command(bundle: str, out: Path, force: bool, as_json: bool) -> None:
         steps("convert", 0, 1)
         folder = convert(opened, out, force=force)
     total = sum(path.stat().st_size for path in folder.iterdir())
-    settings = opened.manifest.host
-    variables = {} if settings is None else dict(settings.session.environment)
+    variables = dict(opened.manifest.host.session.environment)
     if as_json:
         print_json({"folder": str(folder), "bytes": total, "environment": variables})
         return

@@ -69,7 +69,7 @@ def test_values_that_are_not_rounded_agree_closely(name: Any, size: tuple[int, i
 
 def test_samples_of_the_probe_picture_tell_rounding_apart() -> None:
     exact = msgspec.structs.replace(RAW, resample="bilinear", rounding="none")
-    rounded = msgspec.structs.replace(exact, rounding=msgspec.UNSET)
+    rounded = msgspec.structs.replace(exact, rounding=None)
     values = probe_picture(exact)
     expected = sampled(reference_pixels(values, exact).astype(np.float32))
     for source in (exact, rounded):

@@ -150,7 +150,7 @@ def document_of(kind: str) -> Document:
 
 DECODER: dict[str, Change] = rows(
     {
-        "schema": [6, 0, 2, 3, True],
+        "schema": [5, 0, 2, 3, True],
         "kind": ["encoder"],
         "attention": ["standard"],
         "devices": [["cpu", "cpu"]],
@@ -217,8 +217,7 @@ KINDS: dict[str, dict[str, Change]] = {
             "files.3.size": [limits.MAX_GRAPH_BYTES + 1],
             "files.4.size": [limits.MAX_WHOLE_FILE_BYTES + 1],
         }
-    )
-    | {"a window before schema 5": setting({"schema": 4, "states.0.window": 8})},
+    ),
     "encoder": rows(
         {
             "source": [None, SOURCES["image"], SOURCES["patches"]],

@@ -177,7 +177,7 @@ def test_a_sound_is_heard_while_it_is_recorded(model: Seq2Seq) -> None:
 def test_a_model_without_special_tokens_hears_window_by_window(tmp_path: Path) -> None:
     write_whisper(tmp_path / "source", no_timestamps_token_id=None)
     bundle = ortolan.export(tmp_path / "source", tmp_path / "bundle", options=QUICK)
-    assert bundle.manifest.transcription is None
+    assert bundle.manifest.speech is None
     model = ortolan.load(tmp_path / "bundle", Seq2Seq)
     samples = sound(2.5)
     found = model.transcribe(samples)
