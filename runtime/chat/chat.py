@@ -13,14 +13,13 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Wrapping
 from ortolan.runtime.chat.call_frame import Frame, frame_of
-from ortolan.runtime.chat.chat_options import ChatOptions, split
+from ortolan.runtime.chat.chat_options import ChatOptions, check_choice, functions_of, split
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
-from ortolan.runtime.chat.messages import Message, check_only_text, media_of
+from ortolan.runtime.chat.messages import Message, check_messages, check_only_text
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate, Prompt
 from ortolan.runtime.chat.template_file import read_chat_template
-from ortolan.runtime.chat.tool_choice import check_choice, functions_of
 from ortolan.runtime.chat.tool_grammar import call_grammar, no_call_grammar
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
@@ -77,11 +76,11 @@ class Chat:
         """Turn messages into a request."""
         of_prompt, request = split(options)
         requested_choice = of_prompt.pop("tool_choice", None)
+        valid = check_messages(messages)
         if self._manifest.features is None:
-            check_only_text(messages)
+            check_only_text(valid)
         most = self._manifest.context_length
-        prompt = self.template.prompt(messages, **of_prompt, max_tokens=most)
-        media = media_of(messages)
+        prompt = self.template.prompt(valid, **of_prompt, max_tokens=most)
         tools = of_prompt.get("tools") or ()
         choice = check_choice(requested_choice, tools)
         form = format_of(self.template.source, with_tools=bool(tools))
@@ -102,7 +101,7 @@ class Chat:
         if choice == "none":
             form = replace(form, calls=NO_CALLS)
         return Question(
-            prompt=MediaPrompt(prompt.ids, tuple(media)) if media else prompt.ids,
+            prompt=MediaPrompt(prompt.ids, valid.media) if valid.media else prompt.ids,
             options=self._with_end(request, form),
             tokenizer=self._showing(form.markers),
             parser=partial(

@@ -56,6 +56,12 @@ class _Parts(list[dict[str, str]]):
         raise PartsError("This chat template needs text, not a list of parts.")
 
 
+class Messages(list[dict[str, Any]]):
+    """Valid messages, and their images and sounds in order."""
+
+    media: tuple[Medium, ...] = ()
+
+
 class _Arguments(dict[str, Any]):
     """Arguments of a call.
 
@@ -71,17 +77,22 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Validate messages and copy them for a template.
+def check_messages(messages: Any) -> Messages:
+    """Validate messages and copy them for a template, unless they are valid already.
 
     Fields that are `None` are dropped, and arguments of tool calls in JSON become objects.
     """
+    if isinstance(messages, Messages):
+        return messages
     if not _is_list(messages) or not 1 <= len(messages) <= MAX_MESSAGES:
         raise ChatError(
             f"messages: expected a list of 1 to {MAX_MESSAGES}, got {_got(messages)}. "
             'Write [{"role": "user", "content": "..."}].'
         )
-    return [_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
+    media: list[Medium] = []
+    valid = Messages(_message(item, f"messages[{n}]", media) for n, item in enumerate(messages))
+    valid.media = tuple(media)
+    return valid
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
@@ -128,7 +139,7 @@ def with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _message(value: Any, where: str) -> dict[str, Any]:
+def _message(value: Any, where: str, media: list[Medium]) -> dict[str, Any]:
     fields = _object(value, where)
     role = fields.pop("role", None)
     if not _is_one_of(role, ROLES):
@@ -140,7 +151,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     _check_fields(fields, ("content", *_FIELDS[role]), where)
     message = {"role": role}
     if "content" in fields:
-        message["content"] = _content(fields["content"], f"{where}.content")
+        message["content"] = _content(fields["content"], f"{where}.content", media)
     elif "tool_calls" in fields:
         message["content"] = ""
     else:
@@ -158,7 +169,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     return message
 
 
-def _content(value: Any, where: str) -> Any:
+def _content(value: Any, where: str, media: list[Medium]) -> Any:
     if isinstance(value, str):
         return str(value)
     if not _is_list(value):
@@ -177,24 +188,14 @@ def _content(value: Any, where: str) -> Any:
         if kind == "text":
             parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
         else:
-            medium = _medium(part, place)
-            parts.append({"type": "image" if medium.kind == "images" else "audio"})
+            media.append(_medium(part, place))
+            parts.append({"type": "image" if media[-1].kind == "images" else "audio"})
     return parts
 
 
-def media_of(messages: Sequence[Message]) -> list[Medium]:
-    """Return the images and sounds of valid messages, in order."""
-    return [
-        _medium(part, f"messages[{number}].content")
-        for number, message in enumerate(messages)
-        for part in message.get("content") or ()
-        if isinstance(part, Mapping) and part["type"] != "text"
-    ]
-
-
-def check_only_text(messages: Any) -> None:
+def check_only_text(messages: Messages) -> None:
     """Check messages for a model that reads text only."""
-    for number, message in enumerate(check_messages(messages)):
+    for number, message in enumerate(messages):
         content = message["content"]
         kinds = [] if isinstance(content, str) else [part["type"] for part in content]
         other = next((kind for kind in kinds if kind != "text"), None)

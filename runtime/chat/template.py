@@ -8,7 +8,15 @@ from functools import cached_property, partial
 from typing import Any
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.chat.control_tokens import encode, replaced, user_spans
+from ortolan.runtime.chat.control_tokens import (
+    Marks,
+    Span,
+    encode,
+    marked,
+    replaced,
+    unmarked,
+    user_spans,
+)
 from ortolan.runtime.chat.messages import (
     Message,
     PartsError,
@@ -18,7 +26,6 @@ from ortolan.runtime.chat.messages import (
     with_joined_text,
     with_json_arguments,
 )
-from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
 from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.jinja.template import Template
