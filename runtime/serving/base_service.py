@@ -33,10 +33,6 @@ class BaseService:
 
     Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
     service that is dropped without `close` finishes them, too; its tickets stay valid.
-
-    Args:
-        engine: of the model.
-        worker: runs it.
     """
 
     def __init__(self, engine: "Engine", worker: "Worker") -> None:

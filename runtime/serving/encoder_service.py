@@ -82,11 +82,6 @@ class EncoderService(BaseService):
     Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
     service that is dropped without `close` finishes them, too; its tickets stay valid.
 
-    Args:
-        engine: of an encoder.
-        calls: makes its calls.
-        **options: see `EncoderServeOptions`.
-
     Raises:
         InputError: an option is invalid.
     """

@@ -26,16 +26,7 @@ MAX_SLOTS = 256
 
 
 class GenerationService(BaseService):
-    """Generates for many requests at once.
-
-    Args:
-        engine: of the model.
-        generator: makes the generator, for this number of slots.
-        memory: of the model.
-        slots: maximum number of sequences that are computed together; checked here.
-        queue: maximum number of waiting requests; checked here.
-        prefixes: prefix cache of the generator.
-    """
+    """Generates for many requests at once."""
 
     def __init__(
         self,

@@ -53,14 +53,6 @@ class Seq2SeqService(GenerationService):
     Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
     service that is dropped without `close` finishes them, too; its tickets stay valid.
 
-    Args:
-        engine: of an encoder-decoder.
-        requests: reads requests.
-        sources: reads sources.
-        start: id that every sequence begins with.
-        tokenizer: writes transcripts; `None` for ids only.
-        **options: see `Seq2SeqServeOptions`.
-
     Raises:
         InputError: an option is invalid.
     """

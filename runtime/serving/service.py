@@ -83,14 +83,6 @@ class Service(GenerationService):
     Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
     service that is dropped without `close` finishes them, too; its tickets stay valid.
 
-    Args:
-        engine: of a decoder.
-        reader: makes a reader of requests for a tokenizer.
-        tokenizer: of the bundle, if it has one.
-        chat: returns the bundle's chat template and format; called for the first question.
-        encoder: of images or sounds, if the decoder reads them.
-        **options: see `ServeOptions`.
-
     Raises:
         InputError: an option is invalid, or the bundle cannot be `exact`.
     """

@@ -44,14 +44,7 @@ R = TypeVar("R")
 
 
 class BaseTicket(ABC, Generic[W, R]):
-    """A request and its result. Any thread and any event loop may use it.
-
-    Args:
-        work: what the service computes.
-        lock: of the service.
-        cancel: tells the service to cancel this ticket.
-        check: raises in a process that is not the service's.
-    """
+    """A request and its result. Any thread and any event loop may use it."""
 
     def __init__(
         self,
@@ -187,14 +180,6 @@ class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piec
     tokens that it completes; the last one may have tokens only, such as EOS. The result is complete
     whether they are read or not. Leaving a `with` block cancels an unfinished request; its result
     holds what was generated so far.
-
-    Args:
-        sequence: of the request.
-        question: that a reply answers; `None` for a completion.
-        has_text: whether the bundle has a tokenizer.
-        lock: of the service.
-        cancel: tells the service to cancel this ticket.
-        check: raises in a process that is not the service's.
     """
 
     def __init__(

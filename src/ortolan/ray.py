@@ -37,7 +37,7 @@ PREFIX_BYTES = 512
 
 _PROMPT = ("model", "instructions", "tools", "messages", "prompt", "input")
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
-_DIED = ApiError(status=503, message="The replica died. Send the request again.", code="died")
+_DIED = ApiError("The replica died. Send the request again.", code="died", status=503)
 
 
 def deployment(settings: Settings, *, replicas: int = 1, cpus: int = 1) -> serve.Application:

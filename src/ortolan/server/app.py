@@ -109,6 +109,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: "The path does not support this method. /openapi.json lists what it does.",
     }.get(status, str(error))
     headers = getattr(error, "headers", None) or {}
-    return error_response(
-        ApiError(status=status, message=message, code="no-such-path", headers=headers)
-    )
+    return error_response(ApiError(message, code="no-such-path", headers=headers, status=status))

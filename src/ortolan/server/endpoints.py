@@ -16,7 +16,7 @@ Answer = msgspec.Struct | dict[str, Any] | Response
 """Result of a handler; what is no response is sent as JSON."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A route.
 

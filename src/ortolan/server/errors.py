@@ -6,7 +6,7 @@ Clients retry 408, 409, 429 and 5xx, so what fails again in the same way is a 40
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import msgspec
@@ -34,21 +34,22 @@ _STATUSES: tuple[tuple[type[OrtolanError], int, str], ...] = (
 _IS_TRANSIENT = (runtime.QueueFullError, runtime.ServiceClosedError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ApiError(Exception):
     """An error to send to the client.
 
     Attributes:
-        status: HTTP status.
         message: what is wrong and what to do.
+        status: HTTP status.
         type: OpenAI's class of errors.
         code: stable identifier for programs.
         param: field of the body that is wrong.
         headers: further headers of the response.
     """
 
-    status: int
     message: str
+    _: KW_ONLY
+    status: int = 400
     type: str = "invalid_request_error"
     code: str | None = None
     param: str | None = None
@@ -65,17 +66,13 @@ def api_error(error: Exception) -> ApiError:
         case OrtolanError():
             return _ortolan_error(error)
         case RecursionError() | msgspec.DecodeError():
-            return ApiError(
-                status=400,
-                message=f"The body is not valid JSON: {_one_line(error)}.",
-                code="invalid-json",
-            )
+            return ApiError(f"The body is not valid JSON: {_one_line(error)}.", code="invalid-json")
     return ApiError(
-        status=500,
-        message=f"{type(error).__name__} in the server, a bug in Ortolan. See its log.",
+        f"{type(error).__name__} in the server, a bug in Ortolan. See its log.",
         type="server_error",
         code="bug",
         headers=_NO_RETRY,
+        status=500,
     )
 
 
@@ -114,7 +111,7 @@ def _ortolan_error(error: OrtolanError) -> ApiError:
         }
     elif status >= 500 and not isinstance(error, _IS_TRANSIENT):
         headers = _NO_RETRY
-    return ApiError(status=status, message=str(error), type=kind, code=error.code, headers=headers)
+    return ApiError(str(error), type=kind, code=error.code, headers=headers, status=status)
 
 
 def _validation_error(text: str) -> ApiError:
@@ -130,7 +127,7 @@ def _validation_error(text: str) -> ApiError:
         message = f"{param} must not be {value}, which is not supported. Leave it out"
     elif param is not None:
         message = f"{param}: {message[:1].lower()}{message[1:]}"
-    return ApiError(status=400, message=f"{message}.", code="invalid-body", param=param)
+    return ApiError(f"{message}.", code="invalid-body", param=param)
 
 
 def _one_line(error: Exception) -> str:

@@ -26,8 +26,7 @@ def check_parts(data: bytes) -> None:
     """Check how many lists and objects a JSON body has, before it is decoded."""
     if _opened(data) > MAX_PARTS and _opened(_STRING.sub(b"", data)) > MAX_PARTS:
         raise ApiError(
-            status=400,
-            message=f"The body may have at most {MAX_PARTS} lists and objects. Send several.",
+            f"The body may have at most {MAX_PARTS} lists and objects. Send several.",
             code="invalid-json",
         )
 
@@ -63,8 +62,6 @@ async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:
 
 def _refusal(problem: str) -> ApiError:
     return ApiError(
-        status=400,
-        message=f"The body is not a valid form: {problem.rstrip('.')}. Send {FORM} with a "
-        "boundary.",
+        f"The body is not a valid form: {problem.rstrip('.')}. Send {FORM} with a boundary.",
         code="invalid-form",
     )

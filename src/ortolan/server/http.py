@@ -87,20 +87,19 @@ class EndpointApp:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             raise ApiError(
-                status=415,
-                message=f"Send the body without Content-Encoding (got {shown(encoding)}).",
+                f"Send the body without Content-Encoding (got {shown(encoding)}).",
                 code="content-encoding",
                 headers={"accept-encoding": "identity"},
+                status=415,
             )
         content_type = request.headers.get("content-type", "")
         media_type = content_type.split(";")[0].strip().lower()
         if media_type != expected:
             what = "JSON" if expected == JSON else "a form"
             raise ApiError(
-                status=415,
-                message=f"Send {what} with the header Content-Type: {expected} "
-                f"(got {shown(media_type)}).",
+                f"Send {what} with the header Content-Type: {expected} (got {shown(media_type)}).",
                 code="media-type",
+                status=415,
             )
         settings = self._settings
         most = settings.max_form_bytes if expected == FORM else settings.max_body_bytes
@@ -109,10 +108,10 @@ class EndpointApp:
                 data = await _body(request, most)
         except TimeoutError:
             raise ApiError(
-                status=408,
-                message=f"The body did not arrive within {settings.body_timeout_s:g} s.",
+                f"The body did not arrive within {settings.body_timeout_s:g} s.",
                 code="body-timeout",
                 headers={"connection": "close"},
+                status=408,
             ) from None
         if expected == FORM:
             fields = await form_fields(data, content_type.encode("latin-1"))
@@ -131,10 +130,10 @@ def _response(answer: Answer) -> Response:
 
 async def _body(request: Request, most: int) -> bytes:
     too_large = ApiError(
-        status=413,
-        message=f"The body must have at most {most} bytes.",
+        f"The body must have at most {most} bytes.",
         code="body-size",
         headers={"connection": "close"},
+        status=413,
     )
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
@@ -169,19 +168,19 @@ async def _disconnected(receive: Any) -> None:
 def out_of_time(seconds: float) -> ApiError:
     """The error of a request that takes too long."""
     return ApiError(
-        status=504,
-        message=f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
+        f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
         type="server_error",
         code="request-timeout",
         headers={"x-should-retry": "false"},
+        status=504,
     )
 
 
 STOPPED = ApiError(
-    status=503,
-    message="The server is stopping. Send the request again.",
+    "The server is stopping. Send the request again.",
     type="server_error",
     code="stopping",
     headers={"connection": "close", "retry-after": "1"},
+    status=503,
 )
 """The error of a request that the end of the server cuts short."""

@@ -48,8 +48,7 @@ class ServedModel:
         """Raise ApiError unless the bundle is of one of these kinds."""
         if self.kind not in kinds:
             raise ApiError(
-                status=400,
-                message=f"The model {self.name!r} cannot {what}: its bundle is of the kind "
+                f"The model {self.name!r} cannot {what}: its bundle is of the kind "
                 f"{self.kind!r}. Choose another from /v1/models.",
                 code=BundleKindError.code,
                 param="model",
@@ -136,10 +135,10 @@ class Models:
             return self._adapters[name][0]
         if name not in self._bundles:
             raise ApiError(
-                status=404,
-                message=f"There is no model {name[:100]!r}. Models: {', '.join(self.names)}.",
+                f"There is no model {name[:100]!r}. Models: {', '.join(self.names)}.",
                 code="model_not_found",
                 param="model",
+                status=404,
             )
         return name
 
@@ -195,8 +194,7 @@ class Models:
         if name is None:
             if len(self._bundles) > 1:
                 raise ApiError(
-                    status=400,
-                    message=f"Name a model. Models: {', '.join(self.names)}.",
+                    f"Name a model. Models: {', '.join(self.names)}.",
                     code="model-missing",
                     param="model",
                 )

@@ -50,8 +50,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise ApiError(
-                status=400,
-                message="A request has either Transfer-Encoding or Content-Length: a proxy could "
+                "A request has either Transfer-Encoding or Content-Length: a proxy could "
                 "read another body than the server.",
                 code="two-lengths",
                 headers={"connection": "close"},
@@ -59,18 +58,18 @@ class Guard:
         host = headers.get(b"host", "")
         if self._hosts and _host_name(host) not in self._hosts:
             raise ApiError(
-                status=403,
-                message=f"The server does not answer for the host {host[:100]!r}. Start it with "
+                f"The server does not answer for the host {host[:100]!r}. Start it with "
                 "--allow-host.",
                 code="host",
+                status=403,
             )
         origin = headers.get(b"origin")
         if origin is not None and not self._is_allowed(origin, host):
             raise ApiError(
-                status=403,
-                message=f"Web pages of {origin[:100]!r} may not call the server. Start it with "
+                f"Web pages of {origin[:100]!r} may not call the server. Start it with "
                 "--allow-origin.",
                 code="origin",
+                status=403,
             )
         path = scope["path"].removeprefix(self._root_path)
         is_open = path in self._open_paths or scope.get("method") == "OPTIONS"
@@ -88,11 +87,11 @@ class Guard:
         matches = [hmac.compare_digest(digest, valid) for valid in self._digests]
         if not any(matches):
             raise ApiError(
-                status=401,
-                message="A valid API key is needed: send Authorization: Bearer KEY.",
+                "A valid API key is needed: send Authorization: Bearer KEY.",
                 type="authentication_error",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
+                status=401,
             )
 
 

@@ -95,9 +95,7 @@ class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                status=400, message="stream_options needs stream=true.", param="stream_options"
-            )
+            raise ApiError("stream_options needs stream=true.", param="stream_options")
 
     @property
     def streams_usage(self) -> bool:
@@ -176,9 +174,7 @@ def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None
     if limit is None or limit == -1:
         return None
     if limit < least:
-        raise ApiError(
-            status=400, message=f"{name} must be at least {least} (got {limit}).", param=name
-        )
+        raise ApiError(f"{name} must be at least {least} (got {limit}).", param=name)
     return limit
 
 
@@ -192,8 +188,7 @@ def allowed_tools(choice: Mapping[str, Any], names: Collection[str]) -> tuple[li
     missing = [name for name in allowed if name not in names]
     if not allowed or missing:
         raise ApiError(
-            status=400,
-            message="tool_choice must list functions that are among tools (got "
+            "tool_choice must list functions that are among tools (got "
             f"{', '.join(name[:40] for name in missing) or 'none'}).",
             param="tool_choice",
         )
@@ -230,8 +225,7 @@ def _formatted(form: ResponseFormat) -> Grammar:
         return Grammar.json_schema(form.schema or {"type": "object"})
     if form.json_schema is None or form.json_schema.schema is None:
         raise ApiError(
-            status=400,
-            message="response_format.json_schema.schema is missing.",
+            "response_format.json_schema.schema is missing.",
             param="response_format.json_schema.schema",
         )
     return Grammar.json_schema(form.json_schema.schema)
@@ -240,9 +234,7 @@ def _formatted(form: ResponseFormat) -> Grammar:
 def _structured(outputs: StructuredOutputs, *, has_form: bool) -> Grammar:
     if has_form + sum(getattr(outputs, f) is not None for f in outputs.__struct_fields__) != 1:
         raise ApiError(
-            status=400,
-            message="structured_outputs must have one of json, regex and choice, without "
-            "response_format.",
+            "structured_outputs must have one of json, regex and choice, without response_format.",
             param="structured_outputs",
         )
     if outputs.json is not None:
@@ -259,8 +251,7 @@ def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
     wrong = [shown(token) for token in bias if not _TOKEN_ID.fullmatch(token)]
     if wrong:
         raise ApiError(
-            status=400,
-            message='logit_bias must have token ids as keys, such as {"42": -100} (got '
+            'logit_bias must have token ids as keys, such as {"42": -100} (got '
             f"{', '.join(wrong[:5])}).",
             param="logit_bias",
         )

@@ -24,7 +24,7 @@ from ortolan.server.api.bodies import (
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.merge import merged
 from ortolan.server.api.replies import SingleCall, whole_reply
-from ortolan.server.api.usage import Usage, usage_of, usage_so_far
+from ortolan.server.api.usage import Usage, note, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -165,7 +165,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
         return EventStream(_events(call, tickets, sources, served, body))
     replies = [await whole_reply(source) for source in sources]
     usage = usage_of(reply.completion for reply in replies)
-    _note(call, usage)
+    note(call, usage)
     return ChatCompletion(
         id=new_id("chatcmpl-"),
         created=int(time.time()),
@@ -213,9 +213,7 @@ def _tools(body: ChatBody) -> tuple[list[dict[str, Any]], str | dict[str, Any] |
 def _top(body: ChatBody) -> int | None:
     if not body.logprobs:
         if body.top_logprobs:
-            raise ApiError(
-                status=400, message="top_logprobs needs logprobs=true.", param="top_logprobs"
-            )
+            raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
         return None
     return body.top_logprobs or 0
 
@@ -291,7 +289,7 @@ async def _events(
         finish = _finish(reply.completion, has_calls=bool(reply.tool_calls))
         yield encoded(index, Delta(), finish, logprobs=rest[index])
     usage = usage_of(reply.completion for reply in replies)
-    _note(call, usage)
+    note(call, usage)
     if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
@@ -316,19 +314,14 @@ def _call_deltas(call: ToolCall, index: int) -> list[Delta]:
     return [Delta(tool_calls=[name]), Delta(tool_calls=[arguments])]
 
 
-def _note(call: Call, usage: Usage) -> None:
-    call.notes["prompt_tokens"] = usage.prompt_tokens
-    call.notes["new_tokens"] = usage.completion_tokens
-
-
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=create,
+        "POST",
+        "/v1/chat/completions",
+        create,
+        "Answer a conversation.",
         body=ChatBody,
         answer=ChatCompletion,
         event=ChatChunk,
-        summary="Answer a conversation.",
     )
 ]

@@ -22,7 +22,7 @@ from ortolan.server.api.bodies import (
 )
 from ortolan.server.api.merge import merged
 from ortolan.server.api.text_choice import ChoiceReader, TextChoice
-from ortolan.server.api.usage import Usage, total, usage_of, usage_so_far
+from ortolan.server.api.usage import Usage, note, total, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -66,8 +66,7 @@ async def create(call: Call, body: CompletionBody) -> Answer:
     prompts, count = _prompts(body.prompt), 1 if body.n is None else body.n
     if not 1 <= count * len(prompts) <= MAX_CHOICES:
         raise ApiError(
-            status=400,
-            message=f"A body may ask for 1 to {MAX_CHOICES} choices (got {len(prompts)} prompts "
+            f"A body may ask for 1 to {MAX_CHOICES} choices (got {len(prompts)} prompts "
             f"with n={count}).",
             param="n",
         )
@@ -101,7 +100,7 @@ async def create(call: Call, body: CompletionBody) -> Answer:
         return EventStream(_events(call, choices, served, body, len(prompts)))
     whole = [await choice.whole() for choice in choices]
     usage = _usage([await ticket for ticket in tickets], len(prompts))
-    _note(call, usage)
+    note(call, usage)
     return TextCompletion(
         id=new_id("cmpl-"),
         created=int(time.time()),
@@ -116,7 +115,7 @@ def _prompts(prompt: Any) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ApiError(status=400, message="prompt must not be an empty list.", param="prompt")
+        raise ApiError("prompt must not be an empty list.", param="prompt")
     return [prompt] if isinstance(prompt[0], int) else prompt
 
 
@@ -159,7 +158,7 @@ async def _events(
             chunk.usage = usage_so_far([choice.ticket for choice in choices], prompts)
         yield event(chunk)
     usage = _usage([await choice.ticket for choice in choices], prompts)
-    _note(call, usage)
+    note(call, usage)
     if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
@@ -178,18 +177,14 @@ def _usage(done: Sequence[Completion], prompts: int) -> Usage:
     return total(usage_of(done[at : at + count]) for at in range(0, len(done), count))
 
 
-def _note(call: Call, usage: Usage) -> None:
-    call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
-
-
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path="/v1/completions",
-        handler=create,
+        "POST",
+        "/v1/completions",
+        create,
+        "Continue prompts.",
         body=CompletionBody,
         answer=TextCompletion,
         event=TextCompletion,
-        summary="Continue prompts.",
     )
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.server.api.bodies import Body
-from ortolan.server.api.vectors import embedded, expect_texts
+from ortolan.server.api.vectors import InputUsage, embedded, expect_texts
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -43,19 +43,12 @@ class Embedding(msgspec.Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
 
 
-class EmbeddingsUsage(msgspec.Struct, kw_only=True):
-    """Token counts."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class Embeddings(msgspec.Struct, kw_only=True):
     """Vectors in the order of the inputs."""
 
     model: str
     data: list[Embedding]
-    usage: EmbeddingsUsage
+    usage: InputUsage
     object: Literal["list"] = "list"
 
 
@@ -66,8 +59,7 @@ async def create(call: Call, body: EmbeddingsBody) -> Answer:
     width = served.model.manifest.output.size
     if body.dimensions not in (None, width):
         raise ApiError(
-            status=400,
-            message=f"dimensions must be {width}, the width of this model's vectors (got "
+            f"dimensions must be {width}, the width of this model's vectors (got "
             f"{body.dimensions}).",
             param="dimensions",
         )
@@ -77,7 +69,7 @@ async def create(call: Call, body: EmbeddingsBody) -> Answer:
     return Embeddings(
         model=served.name,
         data=await asyncio.to_thread(_encoded, vectors_NW, body.encoding_format),
-        usage=EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens),
+        usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
 
 
@@ -85,7 +77,7 @@ def _inputs(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not value:
-        raise ApiError(status=400, message="input must not be an empty list.", param="input")
+        raise ApiError("input must not be an empty list.", param="input")
     return [value] if isinstance(value[0], int) else value
 
 
@@ -100,11 +92,6 @@ def _encoded(vectors_NW: NDArray[np.float32], form: str | None) -> list[Embeddin
 
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path="/v1/embeddings",
-        handler=create,
-        body=EmbeddingsBody,
-        answer=Embeddings,
-        summary="Embed texts.",
+        "POST", "/v1/embeddings", create, "Embed texts.", body=EmbeddingsBody, answer=Embeddings
     )
 ]

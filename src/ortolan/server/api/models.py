@@ -71,18 +71,6 @@ def _card(call: Call, name: str) -> ModelCard:
 
 
 ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/models",
-        handler=list_models,
-        answer=ModelList,
-        summary="List the models.",
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/models/{model:path}",
-        handler=get_model,
-        answer=ModelCard,
-        summary="Describe a model.",
-    ),
+    Endpoint("GET", "/v1/models", list_models, "List the models.", answer=ModelList),
+    Endpoint("GET", "/v1/models/{model:path}", get_model, "Describe a model.", answer=ModelCard),
 ]

@@ -41,13 +41,7 @@ def openapi_endpoint(endpoints: list[Endpoint]) -> Endpoint:
     async def openapi(_: Call, __: None) -> Answer:
         return document()
 
-    return Endpoint(
-        method="GET",
-        path="/openapi.json",
-        handler=openapi,
-        summary="This document.",
-        is_open=True,
-    )
+    return Endpoint("GET", "/openapi.json", openapi, "This document.", is_open=True)
 
 
 def _document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:

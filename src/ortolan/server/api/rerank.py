@@ -16,7 +16,7 @@ from ortolan.runtime import Classification
 from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
-from ortolan.server.api.vectors import embedded, expect_texts, unit_rows
+from ortolan.server.api.vectors import InputUsage, embedded, expect_texts, unit_rows
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -56,13 +56,6 @@ class Result(msgspec.Struct, kw_only=True):
     document: Document | msgspec.UnsetType = msgspec.UNSET
 
 
-class RerankUsage(msgspec.Struct, kw_only=True):
-    """Token counts."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class Ranking(msgspec.Struct, kw_only=True):
     """Results, the most relevant first.
 
@@ -73,7 +66,7 @@ class Ranking(msgspec.Struct, kw_only=True):
     model: str
     method: Literal["cross-encoder", "cosine"]
     results: list[Result]
-    usage: RerankUsage
+    usage: InputUsage
     object: Literal["list"] = "list"
 
 
@@ -85,7 +78,7 @@ async def create(call: Call, body: RerankBody) -> Answer:
     count = len(texts) if body.top_n is None else body.top_n
     if not texts or count < 1:
         name = "top_n" if texts else "documents"
-        raise ApiError(status=400, message=f"{name} must not be empty or 0.", param=name)
+        raise ApiError(f"{name} must not be empty or 0.", param=name)
     is_embedder = served.model.manifest.output.kind == "embedding"
     if is_embedder:
         scores, tokens = await _cosines(call, served, source, body, texts)
@@ -103,7 +96,7 @@ async def create(call: Call, body: RerankBody) -> Answer:
             )
             for index in order
         ],
-        usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+        usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
 
 
@@ -135,8 +128,7 @@ async def _paired(
     """The score of each pair, and the number of tokens."""
     if len(served.model.manifest.output.labels) != 1 or served.model.tokenizer is None:
         raise ApiError(
-            status=400,
-            message=f"The model {served.name!r} cannot rerank: that needs an embedding model, or "
+            f"The model {served.name!r} cannot rerank: that needs an embedding model, or "
             "a classifier of pairs with a single label.",
             param="model",
         )
@@ -152,12 +144,12 @@ async def _paired(
 
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path=path,
-        handler=create,
+        "POST",
+        path,
+        create,
+        "Sort documents by their relevance to a query.",
         body=RerankBody,
         answer=Ranking,
-        summary="Sort documents by their relevance to a query.",
     )
     for path in ("/v1/rerank", "/rerank", "/v2/rerank")
 ]

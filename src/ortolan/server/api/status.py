@@ -17,11 +17,9 @@ async def ready(call: Call, _: None) -> Answer:
     """Tell whether a model is loaded, and all of them answer. If not, load what can be loaded."""
     if failing := call.models.revive():
         message = f"The latest requests to {', '.join(failing)} failed. See the server's log."
-        raise ApiError(status=503, message=message, type="server_error", code="failing")
+        raise ApiError(message, type="server_error", code="failing", status=503)
     if not call.models.loaded:
-        raise ApiError(
-            status=503, message="No model is loaded yet.", type="server_error", code="loading"
-        )
+        raise ApiError("No model is loaded yet.", type="server_error", code="loading", status=503)
     return {"status": "ready"}
 
 
@@ -32,19 +30,7 @@ async def metrics(call: Call, _: None) -> Answer:
 
 
 ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/health",
-        handler=health,
-        summary="Whether the process answers.",
-        is_open=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/ready",
-        handler=ready,
-        summary="Whether a model is loaded and answers.",
-        is_open=True,
-    ),
+    Endpoint("GET", "/health", health, "Whether the process answers.", is_open=True),
+    Endpoint("GET", "/ready", ready, "Whether a model is loaded and answers.", is_open=True),
     Endpoint(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus."),
 ]

@@ -57,9 +57,7 @@ async def tokenize(call: Call, body: TokenizeBody) -> Answer:
     """Turn a text or messages into token ids."""
     served = await call.model(body.model)
     if [body.content, body.prompt, body.messages].count(None) != 2:
-        raise ApiError(
-            status=400, message="Send one of content, prompt and messages.", param="content"
-        )
+        raise ApiError("Send one of content, prompt and messages.", param="content")
     if body.messages is not None:
         served.expect("decoder", what="chat")
         prompt = await asyncio.to_thread(
@@ -120,25 +118,20 @@ def _tokenizer(served: Any) -> Any:
 
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path="/tokenize",
-        handler=tokenize,
+        "POST",
+        "/tokenize",
+        tokenize,
+        "Turn a text or messages into token ids.",
         body=TokenizeBody,
         answer=Tokens,
-        summary="Turn a text or messages into token ids.",
     ),
     Endpoint(
-        method="POST",
-        path="/detokenize",
-        handler=detokenize,
+        "POST",
+        "/detokenize",
+        detokenize,
+        "Turn token ids into text.",
         body=DetokenizeBody,
         answer=Content,
-        summary="Turn token ids into text.",
     ),
-    Endpoint(
-        method="GET",
-        path="/tokenizer_info",
-        handler=tokenizer_info,
-        summary="Describe a tokenizer.",
-    ),
+    Endpoint("GET", "/tokenizer_info", tokenizer_info, "Describe a tokenizer."),
 ]

@@ -150,8 +150,7 @@ def _segment(number: int, segment: Segment) -> SegmentReply:
 def _words(transcript: Transcript, served: ServedModel) -> list[WordReply]:
     if any(segment.text and not segment.words for segment in transcript.segments):
         raise ApiError(
-            status=400,
-            message=f"The model {served.name!r} gives no times of words. Ask for those of "
+            f"The model {served.name!r} gives no times of words. Ask for those of "
             "segments, or choose a model with CTC, such as wav2vec 2.0.",
             code=InputError.code,
             param="timestamp_granularities[]",
@@ -165,21 +164,21 @@ def _words(transcript: Transcript, served: ServedModel) -> list[WordReply]:
 
 ENDPOINTS = [
     Endpoint(
-        method="POST",
-        path="/v1/audio/transcriptions",
-        handler=transcribe,
+        "POST",
+        "/v1/audio/transcriptions",
+        transcribe,
+        "Transcribe a sound.",
         body=TranscriptionBody,
         media_type=FORM,
         answer=TranscriptionReply,
-        summary="Transcribe a sound.",
     ),
     Endpoint(
-        method="POST",
-        path="/v1/audio/translations",
-        handler=translate,
+        "POST",
+        "/v1/audio/translations",
+        translate,
+        "Translate a sound into English text.",
         body=TranslationBody,
         media_type=FORM,
         answer=TranscriptionReply,
-        summary="Translate a sound into English text.",
     ),
 ]

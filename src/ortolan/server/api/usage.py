@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
+from ortolan.server.call import Call
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -73,6 +74,11 @@ def total(usages: Iterable[Usage]) -> Usage:
         accepted=sum(detail.accepted_prediction_tokens for detail in details),
         rejected=sum(detail.rejected_prediction_tokens for detail in details),
     )
+
+
+def note(call: Call, usage: Usage) -> None:
+    """Note the counts for the access log."""
+    call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
 
 
 def _usage(*, prompt: int, new: int, cached: int, accepted: int, rejected: int) -> Usage:

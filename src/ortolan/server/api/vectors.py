@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,14 +13,20 @@ from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
 
+class InputUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a request without completions."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
 def expect_texts(served: ServedModel, *, what: str) -> TextSource:
     """Return the source of an encoder of texts."""
     served.expect("encoder", what=what)
     source = served.model.manifest.source
     if not isinstance(source, TextSource):
         raise ApiError(
-            status=400,
-            message=f"The model {served.name!r} reads images, and the server accepts texts only.",
+            f"The model {served.name!r} reads images, and the server accepts texts only.",
             param="model",
         )
     return source

@@ -94,8 +94,7 @@ def read_tools(body: ResponseBody) -> list[Tool]:
         kind = tool.get("type")
         if kind != "function":
             raise ApiError(
-                status=400,
-                message=f"{place}: the server hosts no tools (got the type {str(kind)[:40]!r}). "
+                f"{place}: the server hosts no tools (got the type {str(kind)[:40]!r}). "
                 'Define a tool of the type "function".',
                 code="tool-type",
                 param=f"{place}.type",
@@ -145,9 +144,7 @@ def _choice(
         return tools, {"type": "function", "function": {"name": choice.get("name")}}
     if kind != "allowed_tools":
         raise ApiError(
-            status=400,
-            message='tool_choice.type must be "function" or "allowed_tools" (got '
-            f"{str(kind)[:40]!r}).",
+            f'tool_choice.type must be "function" or "allowed_tools" (got {str(kind)[:40]!r}).',
             param="tool_choice.type",
         )
     names, mode = allowed_tools(choice, [tool.name for tool in tools])
@@ -166,11 +163,7 @@ async def _grammar(text: TextSettings | None) -> Any:
     form = text.format
     if form.type == "json_schema" and (form.schema is None or form.name is None):
         missing = "schema" if form.schema is None else "name"
-        raise ApiError(
-            status=400,
-            message=f"text.format.{missing} is missing.",
-            param=f"text.format.{missing}",
-        )
+        raise ApiError(f"text.format.{missing} is missing.", param=f"text.format.{missing}")
     schema = JsonSchema(name=form.name or "", schema=form.schema)
     return await grammar_of(ResponseFormat(type=form.type, json_schema=schema))
 
@@ -179,9 +172,5 @@ def _logprobs(body: ResponseBody) -> int | None:
     if LOGPROBS in (body.include or ()):
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise ApiError(
-            status=400,
-            message=f'top_logprobs needs include=["{LOGPROBS}"].',
-            param="top_logprobs",
-        )
+        raise ApiError(f'top_logprobs needs include=["{LOGPROBS}"].', param="top_logprobs")
     return None

@@ -63,7 +63,7 @@ def messages_of(items: Sequence[Any], *, instructions: str | None) -> list[dict[
         conversation.add(item, f"input[{number}]")
     conversation.end_reasoning()
     if not conversation.messages:
-        raise ApiError(status=400, message="input is missing.", param="input")
+        raise ApiError("input is missing.", param="input")
     return conversation.messages
 
 
@@ -77,14 +77,13 @@ class _Conversation:
 
     def add(self, item: Any, place: str) -> None:
         if not isinstance(item, Mapping):
-            raise ApiError(status=400, message=f"{place} must be an object.", param=place)
+            raise ApiError(f"{place} must be an object.", param=place)
         fields = {name: value for name, value in item.items() if value is not None}
         kind = fields.get("type", "message")
         structure = _STRUCTURES.get(kind) if isinstance(kind, str) else None
         if structure is None:
             raise ApiError(
-                status=400,
-                message=f"{place}: items of the type {str(kind)[:40]!r} are not supported. Send "
+                f"{place}: items of the type {str(kind)[:40]!r} are not supported. Send "
                 f"{', '.join(_STRUCTURES)}.",
                 code="item-type",
                 param=f"{place}.type",
@@ -133,8 +132,7 @@ class _Conversation:
         name = self._names.get(output.call_id)
         if name is None:
             raise ApiError(
-                status=400,
-                message=f"{place}.call_id: there is no earlier function_call with the id "
+                f"{place}.call_id: there is no earlier function_call with the id "
                 f"{output.call_id[:64]!r}. Send the call before its output.",
                 code="call-missing",
                 param=f"{place}.call_id",
@@ -172,14 +170,11 @@ def _text(part: dict[str, Any], place: str) -> str:
     field = _TEXT.get(kind) if isinstance(kind, str) else None
     if field is None:
         raise ApiError(
-            status=400,
-            message=f"{place}: content of the type {str(kind)[:40]!r} is not supported. Send text.",
+            f"{place}: content of the type {str(kind)[:40]!r} is not supported. Send text.",
             code="content-type",
             param=f"{place}.type",
         )
     text = part.get(field)
     if not isinstance(text, str):
-        raise ApiError(
-            status=400, message=f"{place}.{field} must be text.", param=f"{place}.{field}"
-        )
+        raise ApiError(f"{place}.{field} must be text.", param=f"{place}.{field}")
     return text

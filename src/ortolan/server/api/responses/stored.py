@@ -38,9 +38,9 @@ def read_items(
 def not_found(response: str, *, status: int) -> ApiError:
     """Make the error for a response that is not stored."""
     return ApiError(
-        status=status,
-        message=f"There is no stored response {response[:100]!r}. Responses are kept in memory "
+        f"There is no stored response {response[:100]!r}. Responses are kept in memory "
         "while there is room, if they are created with store=true.",
         code="previous_response_not_found" if status == 400 else "response_not_found",
         param="previous_response_id" if status == 400 else None,
+        status=status,
     )
