@@ -15,8 +15,7 @@ import numpy as np
 
 from ortolan.runtime.errors import InputError, shown
 
-_MOST = 2**63 - 1
-"""Largest count of tokens, slots or bytes: a signed 64-bit integer."""
+_MOST = 2**63 - 1  # largest count of tokens, slots or bytes: a signed 64-bit integer
 
 
 def checked_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:

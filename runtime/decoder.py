@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.encoder import Encoder
 
-MAX_PROMPTS = 256
-"""Maximum number of prompts per call; each needs a slot."""
+MAX_PROMPTS = 256  # maximum number of prompts per call; each needs a slot
 
+# A batch of prompts, of any lengths
 Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.integer[Any]]]
-"""A batch of prompts, of any lengths."""
 
 
 class Decoder(ChatModel, Model):

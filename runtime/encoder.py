@@ -27,8 +27,7 @@ from ortolan.runtime.transcription.transcript import Transcript
 
 R = TypeVar("R")
 
-LABEL_SETS = 16
-"""Sets of labels whose embeddings are kept."""
+LABEL_SETS = 16  # sets of labels whose embeddings are kept
 
 
 class Encoder(Model):

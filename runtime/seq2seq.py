@@ -32,14 +32,12 @@ from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2Seq
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
-MAX_SOURCES = 4096
-"""Maximum number of sources per call."""
+MAX_SOURCES = 4096  # maximum number of sources per call
 
-MAX_ROWS = 64
-"""Maximum number of rows, over all sources and beams, in one decode step."""
+MAX_ROWS = 64  # maximum number of rows, over all sources and beams, in one decode step
 
+# A batch of sources, of any lengths
 Inputs = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[Any]] | list[Path]
-"""A batch of sources, of any lengths."""
 
 
 class Seq2Seq(Model):

@@ -27,8 +27,7 @@ SIDE_INCHES = 2.2  # of an image
 IMAGES_PER_LINE = 6
 MAX_LABEL_LETTERS = 16
 DPI = 110
-MAX_PIXELS = 100_000_000
-"""Maximum pixels of a picture; it needs 400 MB while it is drawn."""
+MAX_PIXELS = 100_000_000  # maximum pixels of a picture; it needs 400 MB while it is drawn
 
 TRAINED = (0, 1, 2, 5)
 """Numbers of trained tokens before the patches: a class token, and a distillation token or four

@@ -35,8 +35,8 @@ _FIGURES = (
 
 _PRECISIONS = {"int8": choices.Int8, "int4": choices.Int4, "auto": choices.Auto}
 
+# Options that belong to a precision; `--max-kl` also is an option of the export
 _OF_PRECISION = frozenset(field.name for kind in _PRECISIONS.values() for field in fields(kind))
-"""Options that belong to a precision; `--max-kl` also is an option of the export."""
 
 _low_bit = section("Low-bit weights")
 _graph = section("Graphs")

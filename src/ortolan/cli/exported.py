@@ -27,11 +27,9 @@ if TYPE_CHECKING:  # PyTorch is imported in the subprocess
     from ortolan.export.options import Device, PrecisionName
     from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 
-_TELL_S = 0.25
-"""Seconds between two reports of one step."""
+_TELL_S = 0.25  # seconds between two reports of one step
 
-_WATCH_S = 0.5
-"""Seconds between two looks at the parent."""
+_WATCH_S = 0.5  # seconds between two looks at the parent
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _TOKENIZER_CONFIG = "tokenizer_config.json"

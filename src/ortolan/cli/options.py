@@ -39,8 +39,8 @@ license_id = click.option(
     "--license", "license_id", metavar="ID", help="License, such as apache-2.0."
 )
 
+# Precisions that `chat`, `run` and `serve` export a checkpoint to
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
-"""Precisions that `chat`, `run` and `serve` export a checkpoint to."""
 
 _of_checkpoint = section("Checkpoints and names")
 
@@ -81,8 +81,7 @@ threads = click.option(
     help="Number of threads. Default: the physical cores; 1 for a small encoder-decoder.",
 )
 
-ADAPTER = "adapter"
-"""Name of the only adapter that a command loads."""
+ADAPTER = "adapter"  # name of the only adapter that a command loads
 
 images = click.option(
     "--image",
@@ -126,8 +125,7 @@ _SAMPLING = {
 }
 """Fields of `ortolan.Sampling`: type and help."""
 
-_MAIN_SAMPLING = ("temperature", "top_p", "seed")
-"""Sampling options that `--help` shows."""
+_MAIN_SAMPLING = ("temperature", "top_p", "seed")  # sampling options that `--help` shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
-Row = tuple[str, str | None]
-"""Name and value of a table; a row without a value is not printed."""
+Row = tuple[str, str | None]  # name and value of a table; a row without a value is not printed
 
 
 def print_table(rows: Iterable[Row]) -> None:

@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 from ortolan.cli.output import size
 
-LINE_S = 8.0
-"""Seconds between two lines."""
+LINE_S = 8.0  # seconds between two lines
 
+# Seconds before the first line: with Python's start, about five after the command
 FIRST_LINE_S = 3.0
-"""Seconds before the first line: with Python's start, about five after the command."""
 
-DRAW_S = 0.5
-"""Seconds between two drawings of a bar, and before the first one."""
+DRAW_S = 0.5  # seconds between two drawings of a bar, and before the first one
 
+# The same for a prompt; a line for a shorter one would only flicker
 PROMPT_FIRST_S, PROMPT_DRAW_S = 0.3, 0.2
-"""The same for a prompt; a line for a shorter one would only flicker."""
 
 BAR_COLUMNS = 24
 
+# Step whose total is the expected seconds of the whole command; see `ortolan.export.progress`
 ESTIMATE = "estimate"
-"""Step whose total is the expected seconds of the whole command; see `ortolan.export.progress`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

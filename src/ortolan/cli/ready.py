@@ -19,8 +19,8 @@ from ortolan.hub.client import list_files
 from ortolan.hub.fetch import kind_of, origin_of
 from ortolan.hub.name import Name, name_of
 
+# The quickest to export and to run; 4-bit codes of a checkpoint stay as they are
 DEFAULT_PRECISION = "int8"
-"""The quickest to export and to run; 4-bit codes of a checkpoint stay as they are."""
 
 _PARTS = {
     *(".json", ".jinja", ".txt", ".tsv", ".npy", ".model"),

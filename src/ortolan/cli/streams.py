@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
+# Characters that change the display order of others (Unicode Standard Annex 9)
 _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change the display order of others (Unicode Standard Annex 9)."""
 _SEPARATORS = (0x2028, 0x2029)
 
 _ESCAPES = {

@@ -23,8 +23,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
     from ortolan.runtime import Decoder, Encoder, Segment, Seq2Seq, Transcript
 
-BLOCK = 1 << 16
-"""Bytes to read from standard input at once, at most."""
+BLOCK = 1 << 16  # bytes to read from standard input at once, at most
 
 
 @click.command()

@@ -7,8 +7,7 @@ from ortolan import files
 
 MOST_ENTRIES = 1000
 
-MOST_BYTES = 1 << 20
-"""Maximum size of the file; the newest entries that fit are kept."""
+MOST_BYTES = 1 << 20  # maximum size of the file; the newest entries that fit are kept
 
 
 def history_path() -> Path:
