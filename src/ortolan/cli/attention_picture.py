@@ -36,16 +36,11 @@ registers."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One heat map.
+    """One heat map."""
 
-    Attributes:
-        row: name of its map; panels of the same map form a row.
-        shares: attention probabilities, `(queries, keys)`.
-    """
-
-    row: str
+    row: str  # name of its map; panels of the same map form a row
     title: str
-    shares: NDArray[np.float32]
+    shares: NDArray[np.float32]  # probabilities, (queries, keys), or as patches lie in an image
     queries: tuple[str, ...]
     keys: tuple[str, ...]
 

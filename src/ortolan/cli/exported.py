@@ -42,29 +42,17 @@ class PreparationError(OrtolanError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export.
-
-    Attributes:
-        command: that needs the bundle.
-        model: what the user typed.
-        source: a path, or a name.
-        commit: of a name.
-        key: of the cache.
-        precision: of the weights.
-        device: that the bundle runs on.
-        kinds: of bundle that the command can use.
-        parent: process that waits for the bundle.
-    """
+    """What to export."""
 
     command: str
-    model: str
-    source: str
-    commit: str | None
-    key: str
+    model: str  # what the user typed
+    source: str  # a path, or a name
+    commit: str | None  # of a name
+    key: str  # of the cache
     precision: str
     device: str
-    kinds: tuple[str, ...]
-    parent: int
+    kinds: tuple[str, ...]  # that the command can use
+    parent: int  # the process that waits
 
 
 def exported(job: Job, steps: Reporter) -> Path:
@@ -182,14 +170,10 @@ def _check_kind(job: Job, kind: str) -> None:
 
 
 class _Progress:
-    """Tells the parent of each step, and several times a second of its parts.
-
-    Attributes:
-        keeps_codes: whether weights that the checkpoint stores in low-bit form stay as they are.
-    """
+    """Tells the parent of each step, and several times a second of its parts."""
 
     def __init__(self, job: Job, tell: Callable[..., None]) -> None:
-        self.keeps_codes = False
+        self.keeps_codes = False  # whether low-bit weights of the checkpoint stay as they are
         self._job, self._tell, self._step, self._told = job, tell, "", 0.0
 
     def __call__(self, step: str, done: int, total: int, what: str = "") -> None:

@@ -130,16 +130,10 @@ _MAIN_SAMPLING = ("temperature", "top_p", "seed")  # sampling options that `--he
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """Sampling options of a command line.
-
-    Attributes:
-        values: options by name.
-        from_model: whether other options default to what the model recommends, rather than to
-            greedy decoding.
-    """
+    """Sampling options of a command line."""
 
     values: Mapping[str, Any]
-    from_model: bool
+    from_model: bool  # whether others default to what the model recommends, not to greedy decoding
 
     def __post_init__(self) -> None:
         """Validate the options before a model is loaded."""

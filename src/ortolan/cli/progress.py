@@ -33,18 +33,12 @@ class State:
 
     command: str
     step: str
-    what: str
-    """The part of the step in work, such as a weight, or ""."""
-    fraction: float | None
-    """Done of the step, 0 to 1."""
-    remaining_s: float | None
-    """Estimate for the rest of the step."""
+    what: str  # part of the step in work, such as a weight, or ""
+    fraction: float | None  # done of the step
+    remaining_s: float | None  # of the step
     elapsed_s: float
-    """Since the command began."""
-    memory: int | None
-    """Resident bytes of this process."""
-    expected_s: float | None = None
-    """Estimate for the whole command when it began."""
+    memory: int | None  # resident bytes of this process
+    expected_s: float | None = None  # of the whole command, estimated when it began
 
 
 def progress(command: str, *, as_json: bool = False) -> "Reporter":

@@ -16,12 +16,11 @@ from ortolan.cli.progress import loading
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from collections.abc import Iterator
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from ortolan.runtime import Decoder, Encoder, Segment, Seq2Seq, Transcript
+    from ortolan.runtime import Segment, Seq2Seq
 
 BLOCK = 1 << 16  # bytes to read from standard input at once, at most
 
@@ -59,20 +58,24 @@ def command(
     With -, reads raw samples from standard input (16 bits, one channel), such as from a microphone,
     and prints each sentence soon after it was said; with --json, as an object per line.
     """
+    from ortolan.runtime import load
+
     if srt + vtt + as_json > 1:
         raise click.UsageError("--srt, --vtt and --json exclude each other.")
     if sound == "-" and (srt or vtt):
         raise click.UsageError("--srt and --vtt need a file. Use --json, or save the sound first.")
     if sound != "-" and rate is not None:
         raise click.UsageError("--rate is for -: a file states its own. Leave it out.")
+    chosen: dict[str, Any] = {} if language is None else {"language": language}
+    if translate:
+        chosen["translate"] = True
     with loading("transcribe", as_json=as_json) as steps:
-        model = _load(bundle_of(bundle, steps), device=device, threads=threads)
-        _check_options(model, sound, language=language, translate=translate)
+        model = load(bundle_of(bundle, steps), device=device, threads=threads)
+        _check(model, sound, chosen)
         steps("transcribe", 0, 1)
-        if sound != "-":
-            transcript = _transcribed(model, sound, language=language, translate=translate)
-    if sound == "-":
-        _listen(model, language=language, translate=translate, rate=rate, as_json=as_json)
+        transcript = None if sound == "-" else model.transcribe(sound, **chosen)
+    if transcript is None:
+        _listen(model, rate=rate, as_json=as_json, **chosen)
     elif as_json:
         print_json({"sound": sound, **asdict(transcript), "device": model.device})
     elif srt or vtt:
@@ -82,47 +85,25 @@ def command(
             _print_line(segment)
 
 
-def _load(bundle: Path, **options: Any) -> Any:
-    """Load a bundle that transcribes: an encoder-decoder, a chat model, or an encoder with CTC."""
-    from ortolan.runtime import Decoder, load
+def _check(model: Any, sound: str, chosen: dict[str, Any]) -> None:
+    """Reject models that do not transcribe, and what an encoder or a chat model cannot do."""
+    from ortolan.runtime import Decoder, Encoder
     from ortolan.runtime.bundle.manifest import wrong_kind
 
-    model = load(bundle, **options)
     if isinstance(model, Decoder) and not model.manifest.dictation:
         raise wrong_kind(model.manifest, what="transcribe", expected="a bundle that reads sounds")
-    return model
-
-
-def _check_options(
-    model: Seq2Seq | Encoder | Decoder, sound: str, *, language: str | None, translate: bool
-) -> None:
-    """Reject what an encoder with CTC or a chat model cannot do."""
-    from ortolan.runtime import Decoder, Encoder
-
     if isinstance(model, Encoder | Decoder) and sound == "-":
         raise click.UsageError(
             "- is for encoder-decoders such as Whisper. This model reads whole sounds: save the "
             "sound first."
         )
-    if isinstance(model, Decoder) and translate:
+    if isinstance(model, Decoder) and "translate" in chosen:
         raise click.UsageError("--translate is for encoder-decoders such as Whisper. Leave it out.")
-    if isinstance(model, Encoder) and (language is not None or translate):
+    if isinstance(model, Encoder) and chosen:
         raise click.UsageError(
             "--language and --translate are for models that write text. This one spells what it "
             "hears. Leave them out."
         )
-
-
-def _transcribed(
-    model: Seq2Seq | Encoder | Decoder, sound: str, *, language: str | None, translate: bool
-) -> Transcript:
-    from ortolan.runtime import Decoder, Encoder
-
-    if isinstance(model, Encoder):
-        return model.transcribe(sound)
-    if isinstance(model, Decoder):
-        return model.transcribe(sound, language=language)
-    return model.transcribe(sound, language=language, translate=translate)
 
 
 def _listen(model: Seq2Seq, *, as_json: bool, **settings: Any) -> None:

@@ -1,8 +1,8 @@
-"""The commands of `ortolan chat`: one row each in `COMMANDS`."""
+"""The commands of `ortolan chat`."""
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,44 +11,29 @@ import click
 from ortolan.cli.chat.session import ChatSession, tell
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One command.
-
-    Attributes:
-        run: runs the command with its argument.
-        help: line of `/help`.
-        argument: placeholder of the argument: empty if there is none, in brackets if optional.
-    """
-
-    run: Callable[[ChatSession, str], None]
-    help: str
-    argument: str = ""
-
-
 def run_command(text: str, session: ChatSession) -> None:
     """Run a command."""
     from ortolan.runtime import InputError
 
     name, _, argument = text.strip().partition(" ")
     argument = argument.strip()
-    command = COMMANDS.get(name)
-    if command is None:
+    if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         advice = f"Did you mean {close[0]}?" if close else "Try /help."
         raise InputError(
             f"{name} is not a command. {advice} To ask a question that begins with /, put a space "
             "before it."
         )
-    if argument and not command.argument:
+    run, place, _ = COMMANDS[name]
+    if argument and not place:
         raise InputError(f"{name} has no argument (got {argument!r}).")
-    if command.argument and not argument and not command.argument.startswith("["):
-        raise InputError(f"{name} needs a file. Write {name} {command.argument}.")
-    command.run(session, argument)
+    if place == "FILE" and not argument:
+        raise InputError(f"{name} needs a file. Write {name} FILE.")
+    run(session, argument)
 
 
 def _help(session: ChatSession, _: str) -> None:
-    rows = {f"{name} {row.argument}".rstrip(): row.help for name, row in COMMANDS.items()}
+    rows = {f"{name} {place}".rstrip(): text for name, (_, place, text) in COMMANDS.items()}
     width = max(map(len, rows))
     for usage, text in rows.items():
         tell(f"{usage:<{width}}  {text}")
@@ -108,9 +93,11 @@ def _stats(session: ChatSession, _: str) -> None:
 
 
 def _set(session: ChatSession, argument: str) -> None:
-    from ortolan.runtime import InputError
+    from ortolan.runtime import InputError, Sampling
 
-    types = _sampling_types()
+    names = [field.name for field in fields(Sampling)]
+    params = click.get_current_context().command.params  # the same types as on the command line
+    types: dict[str, Any] = {param.name: param.type for param in params if param.name in names}
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if not argument:
@@ -130,15 +117,6 @@ def _set(session: ChatSession, argument: str) -> None:
     tell(f"{name} {_value_text(value)}")
 
 
-def _sampling_types() -> dict[str, Any]:
-    """Types of the sampling options of the command line, by name."""
-    from ortolan.runtime import Sampling
-
-    names = [field.name for field in fields(Sampling)]
-    params = click.get_current_context().command.params
-    return {param.name: param.type for param in params if param.name in names}
-
-
 def _value_text(value: object) -> str:
     return "none" if value is None else str(value)
 
@@ -147,18 +125,17 @@ def _exit(session: ChatSession, _: str) -> None:
     raise EOFError
 
 
-COMMANDS = {
-    "/regenerate": Command(run=_regenerate, help="answer the last question again"),
-    "/stats": Command(run=_stats, help="show figures of the last answer"),
-    "/set": Command(
-        run=_set, argument="[NAME VALUE]", help="change a sampling option, or list them"
-    ),
-    "/save": Command(run=_save, argument="FILE", help="save the conversation"),
-    "/load": Command(run=_load, argument="FILE", help="continue a saved conversation"),
-    "/reset": Command(run=_reset, help="start a new conversation"),
-    "/help": Command(run=_help, help="show this list"),
-    "/exit": Command(run=_exit, help="leave, like Ctrl-D"),
+COMMANDS: dict[str, tuple[Callable[[ChatSession, str], None], str, str]] = {
+    "/regenerate": (_regenerate, "", "answer the last question again"),
+    "/stats": (_stats, "", "show figures of the last answer"),
+    "/set": (_set, "[NAME VALUE]", "change a sampling option, or list them"),
+    "/save": (_save, "FILE", "save the conversation"),
+    "/load": (_load, "FILE", "continue a saved conversation"),
+    "/reset": (_reset, "", "start a new conversation"),
+    "/help": (_help, "", "show this list"),
+    "/exit": (_exit, "", "leave, like Ctrl-D"),
 }
+"""Functions of the commands, their arguments, and their lines of `/help`."""
 
 NOTES = """\
 End a line with \\ to continue it; put \"\"\" before and after a question of several lines.

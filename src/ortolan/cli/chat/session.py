@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ChatSession:
-    """The state of a chat; commands read and change it.
-
-    Attributes:
-        model: model that answers.
-        conversation: conversation with that model.
-        sampling: sampling of the next answers.
-        options: other options of each request, by name.
-        is_terminal: whether questions are typed.
-        reply: last answer; `None` before the first.
-    """
+    """The state of a chat; commands read and change it."""
 
     model: "Decoder"
     conversation: "Conversation"
