@@ -184,7 +184,7 @@ class Copier:
 
 
 class DeviceStates:
-    """States that grow or are replaced, for a number of rows; see `HostStates`."""
+    """States that grow or are replaced, for a number of rows, without windows; see `HostStates`."""
 
     def __init__(
         self,
@@ -193,8 +193,6 @@ class DeviceStates:
         *,
         rows: int,
         capacity: int,
-        reserve_to: int | None = None,
-        window_slots: int | None = None,
     ) -> None:
         self.capacity, self.turn = capacity, 0
         self._copier, self._states, self._rows = copier, tuple(states), rows
@@ -242,9 +240,6 @@ class DeviceStates:
         self._buffers, self._others, self.capacity = grown, others, capacity
         self._lent, self._lent_others = [], []
 
-    def release(self, rows: slice) -> None:
-        """Do nothing: the memory is used again by the next sequence."""
-
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int], valid: int) -> None:
         """Copy some rows to others, all at once, within the device."""
         self._copier.put(self._buffers, targets, self._taken(self._buffers, sources))
@@ -265,16 +260,6 @@ class DeviceStates:
     ) -> None:
         """Write tokens to a row, from `start` on; replaced states are whole."""
         self._copier.write(self._buffers, row, start, values)
-
-    def drop(self, row: int, count: int, kept: int) -> None:
-        """Do nothing: there are no windows."""
-
-    def windows(self, row: int) -> list[Any]:
-        """Return nothing: there are no windows."""
-        return []
-
-    def put_windows(self, row: int, values: list[Any]) -> None:
-        """Do nothing: there are no windows."""
 
     def replaced(self, row: int) -> Any:
         """Return a copy of the replaced states of a row, in the memory of the device."""

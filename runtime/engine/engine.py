@@ -27,9 +27,8 @@ from ortolan.runtime.bundle.kinds import (
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads, score_edges
 from ortolan.runtime.engine.device import choose_device
-from ortolan.runtime.engine.device_states import Copier, DeviceStates
+from ortolan.runtime.engine.device_states import Copier
 from ortolan.runtime.engine.fork_guard import check_process, guard
-from ortolan.runtime.engine.host_states import HostStates
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import memory_name, obstacle
@@ -220,7 +219,7 @@ class Engine:
             context_length=self.manifest.context_length,
             identities=self.identities,
             reserved=reserved,
-            place=HostStates if self._copier is None else partial(DeviceStates, self._copier),
+            copier=self._copier,
         )
         slots.adapters[:] = self.adapter
         return slots

@@ -1,6 +1,6 @@
 """Host states: the states of all rows in NumPy arrays, in the memory of the CPU.
 
-`DeviceStates` has the same methods for a GPU; `Slots` works with either.
+`DeviceStates` holds them in a GPU, without windows and reserved address space.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortolan.runtime.engine.buffers import Layout, Snapshot
+from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.host_states import HostStates, layout
 from ortolan.runtime.engine.shifts import Shifts
 from ortolan.runtime.engine.sources import Encoded, Sources
@@ -39,7 +40,6 @@ from ortolan.runtime.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
-    from ortolan.runtime.engine.device_states import DeviceStates
 
 CAPACITY_STEP = 256
 """Initial capacity in tokens; later ones are multiples of it."""
@@ -53,8 +53,6 @@ class Mark:
     """Everything besides growing states that takes a row back to an earlier length.
 
     Attributes:
-        length: tokens of the row.
-        replaced: replaced states.
         place: start and first token of its windows.
         windows: states with a window; `None` if the row keeps what it needs of them.
     """
@@ -88,7 +86,7 @@ class Slots:
         min_call_tokens: int = 1,
         identities: Sequence[str] = ("",),
         reserved: bool = False,
-        place: "Callable[..., HostStates | DeviceStates]" = HostStates,
+        copier: Copier | None = None,
     ) -> None:
         self.keeps = False
         self.count, self.beams = count, beams
@@ -102,13 +100,19 @@ class Slots:
         window = window_of(self._states, context_length, min_call_tokens=min_call_tokens)
         self.windows = WindowedRows(window, count * beams)
         self.shifts = Shifts(count * beams)
-        self._held = place(
-            self._states,
-            rows=count * beams,
-            capacity=min(CAPACITY_STEP, context_length),
-            reserve_to=context_length if reserved else None,
-            window_slots=None if window is None else window.capacity,
-        )
+        rows, capacity = count * beams, min(CAPACITY_STEP, context_length)
+        self._host: HostStates | None = None  # a device has no windows, and reserves no addresses
+        self._held: HostStates | DeviceStates
+        if copier is not None:
+            self._held = DeviceStates(copier, self._states, rows=rows, capacity=capacity)
+        else:
+            self._held = self._host = HostStates(
+                self._states,
+                rows=rows,
+                capacity=capacity,
+                reserve_to=context_length if reserved else None,
+                window_slots=None if window is None else window.capacity,
+            )
         self._sources = Sources((s for s in states if s.update == "source"), count)
 
     @property
@@ -159,8 +163,8 @@ class Slots:
         """Slide the windows of rows that are used up, before the next call computes them."""
         for row in rows:
             moved = self.windows.slide(row, self.lengths[row])
-            if moved is not None:
-                self._held.drop(row, *moved)
+            if moved is not None and self._host is not None:
+                self._host.drop(row, *moved)
 
     # --- lengths and memory -----------------------------------------------------------------------
 
@@ -188,7 +192,8 @@ class Slots:
         if not self.keeps:
             for row in range(rows.start, rows.stop):
                 self.windows.put(row, 0, 0)
-            self._held.release(rows)
+            if self._host is not None:
+                self._host.release(rows)
 
     def rewind(self, length: int, *, row: int = 0) -> None:
         """Forget the tokens of a row after the first `length`."""
@@ -305,16 +310,16 @@ class Slots:
             length=length,
             replaced=self._held.replaced(row),
             place=self.windows.place(row),
-            windows=self._held.windows(row) if loses else None,
+            windows=self._host.windows(row) if self._host is not None and loses else None,
         )
 
     def go_back(self, mark: "Mark", *, row: int = 0) -> None:
         """Take a row back to a mark, whose tokens it still begins with."""
         self.lengths[row] = mark.length
         self._held.put_replaced(row, mark.replaced)
-        if mark.windows is not None:
+        if self._host is not None and mark.windows is not None:
             self.windows.put(row, *mark.place)
-            self._held.put_windows(row, mark.windows)
+            self._host.put_windows(row, mark.windows)
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
         length, end = snapshot.length, start + snapshot.length

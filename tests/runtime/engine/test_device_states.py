@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from tests.runtime.slot_states import KEY, SUM, VALUE
 
 from ortolan.runtime.engine.buffers import Snapshot
-from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
-from ortolan.runtime.engine.host_states import HostStates
+from ortolan.runtime.engine.device_states import Copier, Part
 from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.slots import Slots
 
@@ -30,8 +29,9 @@ def copier() -> Copier:
 @pytest.fixture
 def both(copier: Copier) -> Both:
     """The same random contents on the device and on the host, in three rows."""
-    places: Any = partial(DeviceStates, copier), HostStates
-    device, host = (Slots(STATES, count=3, context_length=2000, place=p) for p in places)
+    device, host = (
+        Slots(STATES, count=3, context_length=2000, copier=one) for one in (copier, None)
+    )
     random = np.random.default_rng(0)
     for row, length in enumerate((5, 90, 200)):
         contents = tuple(
@@ -124,7 +124,7 @@ def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both:
 def test_bfloat16_is_moved_as_bits_and_read_as_bfloat16() -> None:
     state = msgspec.structs.replace(KEY, dtype="bfloat16")
     copier = Copier([state], ("cpu", 0), partial(open_small, device="cpu"))
-    slots = Slots((state,), count=2, context_length=600, place=partial(DeviceStates, copier))
+    slots = Slots((state,), count=2, context_length=600, copier=copier)
     numbers = np.random.default_rng(0).normal(size=slots.layout(5)[0][0]).astype(np.float32)
     bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     kept = Snapshot(identity="", length=5, buffers=(bits.view(np.float16),))
