@@ -16,14 +16,13 @@ from ortolan.server.api.bodies import (
     ResponseFormat,
     allowed_tools,
     checked_limit,
-    fitted,
     grammar_of,
     new_id,
     options_of,
 )
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.merge import merged
-from ortolan.server.api.replies import SingleCall, whole_reply
+from ortolan.server.api.replies import SingleCall, submit_chat, whole_reply
 from ortolan.server.api.usage import Usage, note, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
@@ -147,15 +146,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
     served.expect("decoder", what="chat")
     options = await _options(body, served)
     count = 1 if body.n is None else body.n
-    limit = options.pop("max_new_tokens")
-    tickets: list[Ticket[Reply]] = await call.submit(
-        lambda: fitted(
-            lambda most: served.service.chat(
-                body.messages, n=count, max_new_tokens=most, **options
-            ),
-            limit,
-        )
-    )
+    tickets = await submit_chat(call, served, body.messages, options, n=count)
     sources: Sequence[Ticket[Reply] | SingleCall] = tickets
     if body.parallel_tool_calls is False:
         sources = [SingleCall(ticket) for ticket in tickets]

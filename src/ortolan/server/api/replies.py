@@ -1,10 +1,31 @@
-"""Reads the reply of a ticket until its first tool call."""
+"""Submits chats, and reads their replies."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ortolan.runtime import Completion, Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
+from ortolan.server.api.bodies import fitted
+from ortolan.server.call import Call
+from ortolan.server.models import ServedModel
+
+
+async def submit_chat(
+    call: Call,
+    served: ServedModel,
+    messages: Sequence[Any],
+    options: dict[str, Any],
+    *,
+    n: int = 1,
+) -> list[Ticket[Reply]]:
+    """Submit a conversation `n` times."""
+    return await call.submit(
+        lambda: fitted(
+            lambda most: served.service.chat(messages, n=n, **{**options, "max_new_tokens": most}),
+            options["max_new_tokens"],
+        )
+    )
 
 
 class SingleCall(AsyncIterator[Piece]):

@@ -2,16 +2,15 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response as HttpResponse
 
 from ortolan.runtime import Reply, Sampling, Ticket
-from ortolan.server.api.bodies import fitted, new_id
-from ortolan.server.api.replies import SingleCall
+from ortolan.server.api.bodies import new_id
+from ortolan.server.api.replies import SingleCall, submit_chat
 from ortolan.server.api.responses.answer import Answer, Event
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
 from ortolan.server.api.responses.items import messages_of
@@ -34,77 +33,49 @@ class Deleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """A response that is generated for a call.
-
-    Attributes:
-        call: that it belongs to.
-        body: of the request.
-        items: input, with that of previous responses.
-        answer: what has been generated so far.
-        source: the rest.
-    """
-
-    call: Call
-    body: ResponseBody
-    items: list[Any]
-    answer: Answer
-    source: Ticket[Reply] | SingleCall
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield all events, and keep the response at the end; raises what `Answer.events` does."""
-        async for each in self.answer.events(self.source):
-            if isinstance(each, ResponseEvent) and self.answer.response.status != "in_progress":
-                self._end()
-            yield each
-
-    def _end(self) -> None:
-        """Keep the response, if asked to, and note its size."""
-        response = self.answer.response
-        if response.usage is not None:
-            self.call.notes |= {
-                "prompt_tokens": response.usage.input_tokens,
-                "new_tokens": response.usage.output_tokens,
-            }
-        if self.body.store:
-            kept = [*self.items, *msgspec.to_builtins(response.output)]
-            stored = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
-            self.call.store.put(response.id, msgspec.json.encode(stored))
-
-
 async def create(call: Call, body: ResponseBody) -> HttpAnswer:
     """Answer a conversation of items."""
-    generation = await _start(call, body)
+    answer, events = await _start(call, body)
     if body.stream:
-        return EventStream(_stream(generation))
-    async for _ in generation.events():
+        return EventStream(_stream(answer, events))
+    async for _ in events:
         pass
-    return generation.answer.response
+    return answer.response
 
 
-async def _start(call: Call, body: ResponseBody) -> Generation:
-    """Submit a request."""
+async def _start(call: Call, body: ResponseBody) -> tuple[Answer, AsyncIterator[Event]]:
+    """Submit a request, and return its answer with the events that complete it."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
     items = read_items(body.input, body.previous_response_id, call.store)
     tools = read_tools(body)
     options = await chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
-    limit = options.pop("max_new_tokens")
-    tickets: list[Ticket[Reply]] = await call.submit(
-        lambda: fitted(
-            lambda most: served.service.chat(messages, n=1, max_new_tokens=most, **options), limit
-        )
-    )
-    ticket = tickets[0].pieces()
+    (ticket,) = await submit_chat(call, served, messages, options)
     answer = Answer(
         _response(body, served.name, tools, options["sampling"]),
         served.model.tokenizer,
         with_logprobs=options["logprobs"] is not None,
     )
-    source = SingleCall(ticket) if body.parallel_tool_calls is False else ticket
-    return Generation(call=call, body=body, items=items, answer=answer, source=source)
+    is_single = body.parallel_tool_calls is False
+    source = SingleCall(ticket) if is_single else ticket.pieces()
+    return answer, _events(call, answer, source, items if body.store else None)
+
+
+async def _events(
+    call: Call, answer: Answer, source: Ticket[Reply] | SingleCall, stored: list[Any] | None
+) -> AsyncIterator[Event]:
+    """Yield all events; at the end, note the size and keep the response with stored items."""
+    response = answer.response
+    async for each in answer.events(source):
+        if response.usage is not None:
+            call.notes["prompt_tokens"] = response.usage.input_tokens
+            call.notes["new_tokens"] = response.usage.output_tokens
+            if stored is not None:
+                kept = [*stored, *msgspec.to_builtins(response.output)]
+                entry = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
+                call.store.put(response.id, msgspec.json.encode(entry))
+        yield each
 
 
 async def get_response(call: Call, _: None) -> HttpAnswer:
@@ -145,15 +116,15 @@ async def delete_response(call: Call, _: None) -> HttpAnswer:
     return Deleted(id=call.path["response"])
 
 
-async def _stream(generation: Generation) -> AsyncIterator[bytes]:
+async def _stream(answer: Answer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
     try:
-        async for each in generation.events():
+        async for each in events:
             yield event(each, name=each.type)
     except Exception as error:
         failure = api_error(error)
         if failure.code == "bug":
             log.exception("bug while answering /v1/responses")
-        for each in generation.answer.failed(failure):
+        for each in answer.failed(failure):
             yield event(each, name=each.type)
 
 
