@@ -109,8 +109,25 @@ class ChatModel(ABC):
             MissingExtraError: Jinja is not installed.
         """
         _ = self._chat  # fail now if there is no template
-        turns = _Turns(self, reuse=checked_flag("reuse", reuse))
-        return Conversation(turns, self._identity, system=system, tools=tools, variables=variables)
+        is_reused = checked_flag("reuse", reuse)
+        kept: list[LastPrompt] = []
+
+        def answer(
+            messages: Sequence[Message], options: ChatOptions, draft: Draft | None
+        ) -> ReplyStream:
+            question = self._chat.question(messages, options)
+            last = kept[0] if kept and not kept[0].is_busy else self._last_prompt()
+            kept[:] = [last] if is_reused else []
+            return ReplyStream(self._text_stream(question, draft, last), question.parser())
+
+        return Conversation(
+            answer,
+            self._identity,
+            system=system,
+            tools=tools,
+            variables=variables,
+            forget=kept.clear,
+        )
 
     @property
     def chat_template(self) -> "ChatTemplate":
@@ -141,31 +158,3 @@ class ChatModel(ABC):
     @abstractmethod
     def _last_prompt(self) -> LastPrompt:
         """Create an empty state for a conversation."""
-
-
-class _Turns:
-    """Answers one conversation; each turn starts from the state of the last one."""
-
-    def __init__(self, model: ChatModel, *, reuse: bool) -> None:
-        self._model = model
-        self._reuse = reuse
-        self._last: LastPrompt | None = None
-
-    def chat_stream(
-        self,
-        messages: Sequence[Message],
-        *,
-        draft: Draft | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> ReplyStream:
-        model = self._model
-        question = model._chat.question(messages, options)
-        last = self._last
-        if last is None or last.is_busy:
-            last = model._last_prompt()
-        if self._reuse:
-            self._last = last
-        return ReplyStream(model._text_stream(question, draft, last), question.parser())
-
-    def forget(self) -> None:
-        self._last = None

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -24,20 +24,8 @@ MAX_FILE_BYTES = 64 << 20
 """Maximum size of a saved conversation; the longest contexts need 10 MiB."""
 
 
-class Answers(Protocol):
-    """A decoder or a service that answers one conversation."""
-
-    def chat_stream(
-        self,
-        messages: list[Message],
-        *,
-        draft: Draft | None = None,
-        **options: "Unpack[ChatOptions]",
-    ) -> "ReplyStream":
-        """Answer messages that end in a question."""
-
-    def forget(self) -> None:
-        """Free the state of earlier messages."""
+Answer = Callable[[Sequence[Message], "ChatOptions", Draft | None], "ReplyStream"]
+"""Answers messages that end in a question."""
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -65,11 +53,12 @@ class Conversation:
     recurrent state, reuse starts at a multiple of 128 tokens.
 
     Args:
-        model: answers the conversation.
+        answer: answers messages that end in a question.
         identity: identity of the model's bundle.
         system: see `Decoder.conversation`, like the next two.
         tools: tools that the model may call.
         variables: variables of the template.
+        forget: frees the state of earlier messages, if any is kept.
 
     Attributes:
         messages: messages so far, oldest first; may be edited.
@@ -77,15 +66,17 @@ class Conversation:
 
     def __init__(
         self,
-        model: Answers,
+        answer: Answer,
         identity: str,
         *,
         system: str | None = None,
         tools: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
+        forget: Callable[[], None] | None = None,
     ) -> None:
         self.messages: list[Message] = []
-        self._model = model
+        self._answer = answer
+        self._forget = forget
         self._identity = identity
         self._standing: ChatOptions = {"tools": tools, "variables": variables}
         self._system = system
@@ -102,7 +93,8 @@ class Conversation:
 
         Closing twice is allowed. The next question computes the whole conversation again.
         """
-        self._model.forget()
+        if self._forget is not None:
+            self._forget()
 
     def ask(
         self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
@@ -170,7 +162,7 @@ class Conversation:
         self, new: list[Message], draft: Draft | None, options: "ChatOptions"
     ) -> "ReplyStream":
         merged: ChatOptions = {**self._standing, **options}
-        stream = self._model.chat_stream([*self.messages, *new], draft=draft, **merged)
+        stream = self._answer([*self.messages, *new], merged, draft)
 
         def keep(reply: "Reply") -> None:
             if reply.content or reply.tool_calls or reply.completion.finish_reason != "cancelled":

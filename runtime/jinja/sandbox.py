@@ -78,12 +78,10 @@ _FREE = frozenset(["abs", "count", "d", "default", "first", "last", "length"])
 _OF_ITEMS = frozenset([
     "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr",
 ])
-_OF_TEXT = frozenset([
-    "capitalize", "e", "escape", "format", "indent", "lower", "replace", "safe", "string", "title",
-    "trim", "upper", "wordcount",
-])
 _OF_ALL = frozenset([
-    "dictsort", "float", "int", "join", "max", "min", "round", "sort", "sum", "unique",
+    "capitalize", "dictsort", "e", "escape", "float", "format", "indent", "int", "join", "lower",
+    "max", "min", "replace", "round", "safe", "sort", "string", "sum", "title", "trim", "unique",
+    "upper", "wordcount",
 ])
 _REPEATED = frozenset(["dictsort", "rsplit", "sort", "split", "splitlines", "title", "wordcount"])
 """Filters and methods that compare each item several times, or build many small strings."""
@@ -286,7 +284,7 @@ def _filter(name: str) -> Callable[..., Any]:
     @pass_context
     def filtered(context: Context, value: Any, *args: Any, **named: Any) -> Any:
         sandbox: Sandbox = context.environment  # type: ignore[assignment]
-        if name not in _OF_ITEMS | _OF_TEXT | _OF_ALL:
+        if name not in _OF_ITEMS | _OF_ALL:
             raise ChatTemplateError(
                 f"Chat templates may not use the filter {name!r}. Use another template."
             )
@@ -296,7 +294,6 @@ def _filter(name: str) -> Callable[..., Any]:
         else:
             value = [*value] if isinstance(value, Iterator) else value
             sandbox.walked(value, ITEM if name in _REPEATED else 1)
-            value = str(value) if name in _OF_TEXT and not isinstance(value, str) else value
             pay: Callable[..., None] = _COSTS.get(name, _search)
             pay(sandbox, value, *args, **named)
         return sandbox.paid(_LIBRARY.call_filter(name, value, args, named, context))
@@ -346,8 +343,8 @@ def _search(sandbox: Sandbox, value: Any, *args: Any, **_: Any) -> None:
         sandbox.pay(len(value) * sum(len(arg) // 64 for arg in args if isinstance(arg, str)))
 
 
-def _replace(sandbox: Sandbox, value: str, old: Any, new: Any, count: Any = None) -> None:
-    sandbox.pay(value.count(str(old)) * len(str(new)))
+def _replace(sandbox: Sandbox, value: Any, old: Any, new: Any, count: Any = None) -> None:
+    sandbox.pay(str(value).count(str(old)) * len(str(new)))
 
 
 def _join(sandbox: Sandbox, value: Any, d: Any = "", attribute: Any = None) -> None:
@@ -355,9 +352,9 @@ def _join(sandbox: Sandbox, value: Any, d: Any = "", attribute: Any = None) -> N
 
 
 def _indent(
-    sandbox: Sandbox, value: str, width: Any = 4, first: Any = False, blank: Any = False
+    sandbox: Sandbox, value: Any, width: Any = 4, first: Any = False, blank: Any = False
 ) -> None:
-    sandbox.pay(len(value) * _columns(width))
+    sandbox.pay(len(str(value)) * _columns(width))
 
 
 def _braces(sandbox: Sandbox, value: str, *args: Any, **named: Any) -> None:
@@ -377,7 +374,7 @@ def _sum(_: Sandbox, value: Any, attribute: Any = None, start: Any = 0) -> None:
 
 _COSTS: Mapping[str, Callable[..., None]] = {
     "format": lambda sandbox, value, *args, **named: sandbox.pay_format(
-        value, (args, named), _PERCENT.findall(value)
+        str(value), (args, named), _PERCENT.findall(str(value))
     ),
     "indent": _indent,
     "join": _join,

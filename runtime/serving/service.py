@@ -16,7 +16,7 @@ from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unk
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
-from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -33,7 +33,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
-from ortolan.runtime.serving.turns import Turns
+from ortolan.runtime.serving.ticket_texts import TicketTexts
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
 
@@ -248,9 +248,26 @@ class Service(GenerationService):
             MissingExtraError: Jinja is not installed.
         """
         self._chat()  # raises now if the bundle cannot chat
-        turns = Turns(self, checked_integer("priority", priority))
+        priority = checked_integer("priority", priority)
+        key = os.urandom(16)
+
+        def answer(
+            messages: Sequence[Message], options: ChatOptions, draft: Draft | None
+        ) -> ReplyStream:
+            with self._counting_refusals():
+                question = self._chat().question(messages, options)
+                (ticket,) = self._submit_prompts(
+                    [question.prompt],
+                    question.options,
+                    question.tokenizer,
+                    draft=draft,
+                    priority=priority,
+                    conversation=key,
+                )
+            return ReplyStream(TicketTexts(ticket), question.parser())
+
         identity = self._engine.identity
-        return Conversation(turns, identity, system=system, tools=tools, variables=variables)
+        return Conversation(answer, identity, system=system, tools=tools, variables=variables)
 
     def transcribe(self, sound: Sound, **options: Unpack[DictationOptions]) -> Transcript:
         """Transcribe a sound, and wait for it. Its parts are computed with other requests.
@@ -278,28 +295,6 @@ class Service(GenerationService):
         with self._counting_refusals():
             heard = dictation_of(self._engine.manifest, self._encoder)
             return dictate(sound, *heard, answer, options)
-
-    def submit_turn(
-        self,
-        messages: Sequence[Message],
-        options: ChatOptions,
-        draft: Draft | None,
-        *,
-        priority: int,
-        conversation: bytes,
-    ) -> "tuple[Ticket[Completion], Question]":
-        """Submit a question of a conversation, which this key names, without a parser."""
-        with self._counting_refusals():
-            question = self._chat().question(messages, options)
-            (ticket,) = self._submit_prompts(
-                [question.prompt],
-                question.options,
-                question.tokenizer,
-                draft=draft,
-                priority=priority,
-                conversation=conversation,
-            )
-        return ticket, question
 
     def _submit_prompts(
         self,

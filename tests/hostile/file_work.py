@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -179,7 +178,7 @@ def _signature(folder: Path) -> Work:
     return Work(write=write, state=state)
 
 
-_no_model: Any = SimpleNamespace(forget=lambda: None)
+_no_model: Any = None
 
 LENGTHS = {"old": 9000, "new": 5000}
 

@@ -173,23 +173,29 @@ def test_two_streams_at_once_share_no_state(models: dict[str, Decoder]) -> None:
         assert reply.completion.tokens == alone.tokens
 
 
-def test_state_is_freed_with_the_conversation(models: dict[str, Decoder]) -> None:
-    def states(conversation: Conversation) -> Any:
-        last = conversation._model._last  # type: ignore[attr-defined]
-        return None if last is None else weakref.ref(last)
+def test_state_is_freed_with_the_conversation(
+    models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[weakref.ref[Any]] = []
+    create = models["fp32"]._last_prompt
 
+    def recorded() -> Any:
+        last = create()
+        states.append(weakref.ref(last))
+        return last
+
+    monkeypatch.setattr(models["fp32"], "_last_prompt", recorded)
     conversation = models["fp32"].conversation()
-    assert states(conversation) is None
+    assert states == []
     for end in (conversation.close, conversation.reset, conversation.close):
         ask(conversation, 0)
-        held = states(conversation)
-        assert held() is not None
+        assert states[-1]() is not None
         end()
-        assert held() is None
+        assert states[-1]() is None
     ask(conversation, 0)
-    held = states(conversation)
+    assert states[-1]() is not None
     del conversation, end
-    assert held() is None
+    assert states[-1]() is None
 
 
 def test_a_mixture_of_experts_continues_from_whole_chunks(
