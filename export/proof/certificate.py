@@ -43,8 +43,8 @@ from ortolan.runtime.verification.certificate import Certificate, Logits, Probe,
 from ortolan.runtime.verification.probes import probe_picture, sampled
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import (
+    Meanings,
     Surroundings,
-    meanings_sha256,
     read_probes,
     windows_of,
 )
@@ -121,7 +121,6 @@ def certify(
             f"PyTorch computes {model.output} that are not finite. The checkpoint is damaged, or "
             "its training diverged."
         )
-    has_pictures = isinstance(model.takes, PatchSource)
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
         probes=tuple(
@@ -139,9 +138,8 @@ def certify(
         token_ids=_joined([probe.token_ids for probe in probes]),
         types=_joined([probe.types for probe in probes]) if reads_types(model) else None,
         source_ids=_joined([probe.source for probe in probes]),
-        images=np.stack(images) if images and not has_pictures else None,
-        has_waves=isinstance(model.takes, WaveSource | ChunkedSource),
-        has_pictures=has_pictures,
+        # pictures of several sizes follow from their numbers
+        images=np.stack(images) if isinstance(model.takes, ImageSource) else None,
         kind=model.kind,
         output=model.output,
         text=text,
@@ -172,7 +170,7 @@ def _source_length(model: Exportable, probe: ProbeInput) -> int | None:
 def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -> Surroundings:
     """Files and values that the bundle must contain besides the model."""
     return Surroundings(
-        meanings=meanings_sha256(
+        meanings=Meanings(
             context_length=model.context_length,
             vocab_size=model.vocab_size,
             tokens=model.tokens,
@@ -184,7 +182,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             dictation=model.dictation,
             comparison=model.comparison,
             windows=windows_of(model.states("float32")),
-        ),
+        ).sha256,
         files={name: _sha256(path) for name, path in sorted(model.companions.items())},
         readings=() if model.tokenizer is None else read_probes(model.tokenizer),
         scores=() if model.gives is None else named_scores(reference, model.gives, rows=probes),

@@ -13,7 +13,7 @@
 #error "certificate.bin is little-endian: this file needs a machine that is"
 #endif
 
-#define SCHEMA 3
+#define SCHEMA 1
 #define MAX_PROBES 1024
 #define BLOCK_LOGITS ((size_t)1 << 24) /* logits in memory at once: 64 MiB */
 #define TAIL 64                        /* last tokens of a probe, decoded one by one */
@@ -141,13 +141,8 @@ static bool read_certificate(certificate *c, const ortolan_bundle *bundle, ortol
   free(text);
   if (c->document == NULL) return false;
   const json_value *root = ortolan_json_root(c->document);
-  if (!ortolan_integer(&in, root, "", "schema", 0, SCHEMA, &schema)) return false;
-  if (schema < SCHEMA)
-    return ortolan_fail(error, ORTOLAN_CERTIFICATE,
-                        "%s has schema %lld of an older version of Ortolan (expected %d). The "
-                        "bundle was verified when it was exported and still runs; export the "
-                        "checkpoint again to verify it here.",
-                        c->file, (long long)schema, SCHEMA);
+  if (!ortolan_integer(&in, root, "", "schema", 0, INT32_MAX, &schema)) return false;
+  if (schema != SCHEMA) return ortolan_invalid(&in, "schema", "1");
   if (!ortolan_integer(&in, root, "", "top_k", 2, bundle->vocab_size, &kept)) return false;
   const json_value *probes = ortolan_array(&in, root, "", "probes", MAX_PROBES);
   if (probes == NULL) return false;
@@ -159,21 +154,18 @@ static bool read_certificate(certificate *c, const ortolan_bundle *bundle, ortol
   return c->bytes != NULL && read_arrays(c, bundle, &in) && read_tolerances(c, &in);
 }
 
-/* Find a file that is not as it was exported: low-bit tolerances hide small changes of a graph.
- * Certificates of older exports name no graphs. */
+/* Find a file that is not as it was exported: low-bit tolerances hide small changes of a graph. */
 static const char *changed_file(const certificate *c, const ortolan_bundle *bundle) {
   const char *const graphs[] = {bundle->decode.file, bundle->prefill.file};
   const json_value *root = ortolan_json_root(c->document);
   const json_value *files = ortolan_json_field(ortolan_json_field(root, "surroundings"), "files");
-  bool names_graphs = false;
   if (files == NULL) return NULL;
   for (const json_value *item = files->item; item != NULL; item = item->next) {
     const ortolan_file *file = item->key ? ortolan_bundle_find(bundle, item->key) : NULL;
     if (file == NULL) return "manifest.json"; /* it lists another file instead */
     if (item->type != JSON_STRING || strcmp(item->string, file->sha256) != 0) return file->name;
-    names_graphs |= strstr(file->name, ".onnx") != NULL;
   }
-  for (size_t i = 0; names_graphs && i < 2; i++)
+  for (size_t i = 0; i < 2; i++)
     if (ortolan_json_field(files, graphs[i]) == NULL) return graphs[i];
   return NULL;
 }

@@ -101,8 +101,6 @@ class Certificate:
         types: int32 `(N,)`, for an encoder that reads token types.
         source_ids: int32 `(M,)`, for an encoder of texts in front of a decoder.
         images: uint8 `(P, H, W, C)`, for an encoder of images.
-        has_waves: whether the probes are waves (`probe_wave`).
-        has_pictures: whether the probes are images of several sizes (`sized_picture`).
         kind: of the bundle.
         output: what is compared.
         text: what the probes contain, in words.
@@ -121,8 +119,6 @@ class Certificate:
     types: NDArray[np.int32] | None = None
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
-    has_waves: bool = False
-    has_pictures: bool = False
     kind: KindName = "decoder"
     output: OutputName = "logits"
 

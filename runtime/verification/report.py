@@ -47,10 +47,27 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     phase: PhaseName
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Figures for one way to compute the probes. Same fields as in `Report`."""
+class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Differences from the reference.
 
-    positions: int
+    Those of KL divergence and `top1_agreement` are `None` where vectors are compared, those of
+    cosine distance where logits are.
+
+    Attributes:
+        max_abs_delta: largest difference of a kept logit or of a number of a vector.
+        mean_kl: average KL divergence from the reference in nats. All logits that were not kept
+            count as one, which makes it a lower bound.
+        max_kl: the largest of one position.
+        top1_agreement: share of positions with the same most probable token.
+        near_ties: positions where the two most probable tokens, nearly tied, changed places.
+        non_finite: positions with infinite outputs or NaN; other figures leave them out, except
+            `top1_agreement`.
+        mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
+            squared error relative to the reference's mean square.
+        max_cosine: the largest of one vector.
+        p99_kl: 99th percentile, as is `p99_cosine`.
+    """
+
     max_abs_delta: float
     mean_kl: float | None
     max_kl: float | None
@@ -61,6 +78,12 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_cosine: float | None = None
     p99_kl: float | None = None
     p99_cosine: float | None = None
+
+
+class Phase(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures for one way to compute the probes."""
+
+    positions: int
 
 
 Rule = Literal["rows", "parts", "restored"]
@@ -77,7 +100,6 @@ class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether a sequence is bit-identical alone and among others: the bundle against itself.
 
     Attributes:
-        comparisons: number of comparisons.
         different: rules that do not hold here.
         tried: comparisons by rule; rules that do not apply to this model are missing.
     """
@@ -96,26 +118,15 @@ class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"the bundle against itself, bit by bit: {', '.join(words)}"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Report(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a device computes the exported model, and how far that is from the trained one.
-
-    Figures are over all positions. Those of KL divergence, `top1_agreement` and the perplexities
-    are `None` where vectors are compared, those of cosine distance where logits are.
 
     Attributes:
         verdict: does the device compute the exported model? `PASS`; `AMBIGUOUS` if only near ties
             changed places; `FAIL`.
-        max_abs_delta: largest difference of a kept logit or of a number of a vector.
-        max_abs_logit: largest magnitude of those in the reference.
-        mean_kl: average KL divergence from the reference in nats. All logits that were not kept
-            count as one, which makes it a lower bound.
-        max_kl: the largest of one position.
-        top1_agreement: share of positions with the same most probable token.
+        max_abs_logit: largest magnitude of a number in the reference.
         perplexity: of the probes' own tokens, by prefill; `None` for encoders.
         reference_perplexity: the same in the reference.
-        near_ties: positions where the two most probable tokens, nearly tied, changed places.
-        non_finite: positions with infinite outputs or NaN; other figures leave them out, except
-            `top1_agreement`.
         first_divergence: first position, in the order of the replay, with another most probable
             token (near ties included) or a difference beyond the thresholds.
         phases: figures by way to compute the probes.
@@ -123,33 +134,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             continue caches that the prefill graph filled.
         device: where it was computed.
         onnxruntime: its version.
-        seconds: duration.
-        thresholds: the tolerances.
         weights: each weight on its own; `None` if not checked.
         surroundings: tokenizer, labels and the like; `None` if not recorded or not checked.
         exact: bit-identity alone and among others; `None` if not checked or not offered.
-        p99_kl: 99th percentile, as is `p99_cosine`.
         text: what the probes contain, in words.
-        kind: of the bundle.
         output: what was compared.
-        mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
-            squared error relative to the reference's mean square.
-        max_cosine: the largest of one vector.
         media: report of the encoder of images or sounds that a decoder reads; `None` without one.
         head: report of the head that predicts further tokens; `None` without one.
         texts: report of the encoder of texts that images are compared with; `None` without one.
     """
 
     verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
-    max_abs_delta: float
     max_abs_logit: float
-    mean_kl: float | None
-    max_kl: float | None
-    top1_agreement: float | None
-    near_ties: int
     perplexity: float | None
     reference_perplexity: float | None
-    non_finite: int
     first_divergence: Divergence | None
     phases: dict[PhaseName, Phase]
     device: str
@@ -160,12 +158,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weights: WeightsReport | None = None
     surroundings: SurroundingsReport | None = None
     exact: ExactReport | None = None
-    p99_kl: float | None = None
-    p99_cosine: float | None = None
     kind: KindName = "decoder"
     output: OutputName = "logits"
-    mean_cosine: float | None = None
-    max_cosine: float | None = None
     graphs: dict[GraphName, Phase] = {}
     media: "Report | None" = None
     head: "Report | None" = None
@@ -185,14 +179,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             parts.append(self.surroundings.summary)
         if self.weights is None or not self.weights.wrong:
             parts.append(self._model_summary)
-        return f"{self._verdict_words}: {'; '.join(parts)}"
-
-    @property
-    def _verdict_words(self) -> str:
-        """The verdict for a person, who need not know that a near tie is ambiguous."""
-        if self.verdict != "AMBIGUOUS":
-            return self.verdict
-        return f"PASS with {self.near_ties} near {'tie' if self.near_ties == 1 else 'ties'}"
+        ties = f" ({self.near_ties} near ties)" if self.verdict == "AMBIGUOUS" else ""
+        return f"{self.verdict}{ties}: {'; '.join(parts)}"
 
     @property
     def _model_summary(self) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -67,17 +67,16 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Surroundings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Everything exported around the model.
+    """Tokenizer, labels and preprocessing as exported.
 
     Attributes:
-        meanings: see `meanings_sha256`.
+        meanings: hash of `Meanings`.
         files: hashes of the graphs and of the files for tokenizer, chat and generation, by name.
-            Older certificates name no graphs.
         readings: by the tokenizer, if there is one.
         scores: for labels, by probe, or for the first tokens if each has labels: the highest
-            first, as PyTorch computes them from the reference. Older certificates have none.
+            first, as PyTorch computes them from the reference.
         pixels: samples of the probe picture after the image processor, for encoders of images
-            without alpha channel. Older certificates have none.
+            without alpha channel.
     """
 
     meanings: Sha256
@@ -88,15 +87,7 @@ class Surroundings(
 
 
 class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether a bundle still has its surroundings.
-
-    Attributes:
-        readings: number of texts encoded and decoded.
-        wrong: differences from the export, in words.
-        scores: number of probes whose labels were scored.
-        pixels: number of pixel values compared.
-        unchecked: parts that could not be compared, in words.
-    """
+    """How many texts, probes' scores and pixels were compared, and what differs, in words."""
 
     readings: int
     wrong: tuple[str, ...] = ()
@@ -116,35 +107,42 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return f"{texts}{scores}{pixels}roles of tokens and labels as exported{rest}"
 
 
-def meanings_sha256(
-    *,
-    context_length: int,
-    vocab_size: int,
-    tokens: Tokens,
-    source: Source | None,
-    output: Output | None,
-    features: Features | None = None,
-    hidden: HiddenStates | None = None,
-    speech: Speech | None = None,
-    dictation: Dictation | None = None,
-    comparison: Comparison | None = None,
-    windows: Mapping[str, int] | None = None,
-) -> str:
-    """Hash the parts of a manifest that give ids, inputs, outputs and states their meaning."""
-    meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
-    if features is not None:
-        meanings = (*meanings, features)
-    if hidden is not None:
-        meanings = (*meanings, hidden)
-    if speech is not None:
-        meanings = (*meanings, speech)
-    if dictation is not None:
-        meanings = (*meanings, dictation)
-    if comparison is not None:
-        meanings = (*meanings, comparison)
-    if windows:
-        meanings = (*meanings, windows)
-    return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
+class Meanings(NamedTuple):
+    """The parts of a manifest that give ids, inputs, outputs and states their meaning."""
+
+    context_length: int
+    vocab_size: int
+    tokens: Tokens
+    source: Source | None
+    output: Output | None
+    features: Features | None
+    hidden: HiddenStates | None
+    speech: Speech | None
+    dictation: Dictation | None
+    comparison: Comparison | None
+    windows: Mapping[str, int]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return those of a manifest."""
+        return cls(
+            context_length=manifest.context_length,
+            vocab_size=manifest.vocab_size,
+            tokens=manifest.tokens,
+            source=manifest.source,
+            output=manifest.output,
+            features=manifest.features,
+            hidden=manifest.hidden_states,
+            speech=manifest.speech,
+            dictation=manifest.dictation,
+            comparison=manifest.texts,
+            windows=windows_of(manifest.states),
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Their hash."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
 
 def read_probes(tokenizer: "Tokenizer") -> tuple[Reading, ...]:
@@ -164,16 +162,10 @@ def check_surroundings(
 ) -> SurroundingsReport:
     """Compare the surroundings of a bundle with those of its export.
 
-    Args:
-        bundle: opened.
-        tokenizer: of the bundle; `None` if it has none that can be read.
-        expected: from the certificate.
-        numbers_of: returns the reference for a number of labels, `(R, L)`.
+    `numbers_of` returns the reference for a number of labels, `(R, L)`.
     """
-    wrong, unchecked = [], []
-    # older certificates do not cover windows
-    meanings = (meanings_of(bundle.manifest, covers_windows=covered) for covered in (True, False))
-    if expected.meanings not in meanings:
+    wrong, unchecked = [], ""
+    if expected.meanings != Meanings.of(bundle.manifest).sha256:
         wrong.append("roles of tokens, labels, or sizes of inputs or windows")
     hashes = {file.name: file.sha256 for file in bundle.manifest.files}
     wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
@@ -188,20 +180,15 @@ def check_surroundings(
     except InputError:  # steps of the manifest that do not fit together
         wrong.append("pixels of images")
     except MissingExtraError:
-        unchecked.append("pixels of images, without Pillow")
-        pixels = 0
-    recorded = {name for name in expected.files if name.endswith(".onnx")}
+        pixels, unchecked = 0, "pixels of images, without Pillow"
     graphs = {graph.file for graph in bundle.manifest.graphs.values()}
-    if recorded:
-        wrong += sorted(graphs - recorded)
-    else:
-        unchecked.append("graphs, which an older export did not record")
+    wrong += sorted(graphs - expected.files.keys())
     return SurroundingsReport(
         readings=len(expected.readings),
         wrong=tuple(wrong),
         scores=len(expected.scores),
         pixels=pixels,
-        unchecked="; ".join(unchecked),
+        unchecked=unchecked,
     )
 
 
@@ -245,23 +232,6 @@ def _scores_agree(
 def windows_of(states: Iterable[State]) -> dict[str, int]:
     """Return the windows of states that have one, by name."""
     return {state.name: state.window for state in states if state.window is not None}
-
-
-def meanings_of(manifest: Manifest, *, covers_windows: bool = True) -> str:
-    """Return the `meanings_sha256` of a manifest."""
-    return meanings_sha256(
-        context_length=manifest.context_length,
-        vocab_size=manifest.vocab_size,
-        tokens=manifest.tokens,
-        source=manifest.source,
-        output=manifest.output,
-        features=manifest.features,
-        hidden=manifest.hidden_states,
-        speech=manifest.speech,
-        dictation=manifest.dictation or None,
-        comparison=manifest.texts,
-        windows=windows_of(manifest.states) if covers_windows else None,
-    )
 
 
 def _reads(tokenizer: "Tokenizer", readings: tuple[Reading, ...]) -> bool:

@@ -40,13 +40,13 @@ export async function verify(decoder, contents, { onProgress = () => {} } = {}) 
   return { verdict, ...found, changedFiles, thresholds };
 }
 
-/** Files that differ from the export. Certificates of older exports name no graphs. */
+/** Files that differ from the export. */
 function changes({ surroundings }, { files, graphs }) {
-  const expected = surroundings?.files ?? {};
+  if (!surroundings) return [];
+  const expected = surroundings.files ?? {};
   const hashes = Object.fromEntries(files.map(({ name, sha256 }) => [name, sha256]));
   const others = Object.keys(expected).filter((name) => hashes[name] !== expected[name]);
-  const hasGraphs = Object.keys(expected).some((name) => name.endsWith(".onnx"));
-  const used = hasGraphs ? Object.values(graphs).map(({ file }) => file) : [];
+  const used = Object.values(graphs).map(({ file }) => file);
   return [...others, ...used.filter((name) => !Object.hasOwn(expected, name))];
 }
 
@@ -89,8 +89,8 @@ function readCertificate(name, contents) {
   const again = "Export the bundle again.";
   check(name.endsWith(".json"), BundleError, `${name}: expected a certificate in JSON. ${again}`);
   const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
-  const isKnown = document.schema === 3 && document.top_k != null;
-  check(isKnown, BundleError, `${name}: expected logits in schema 3, got schema ${document.schema}. ${again}`);
+  const isKnown = document.schema === 1 && document.top_k != null;
+  check(isKnown, BundleError, `${name}: expected logits in schema 1, got schema ${document.schema}. ${again}`);
   const data = contents.get(name.replace(/\.json$/, ".bin"));
   const arrays = {};
   for (const { name: array, dtype, shape, offset } of document.arrays) {

@@ -14,7 +14,7 @@ from ortolan.runtime.bundle.interface import check_names, inputs_of, outputs_of
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import HiddenStates
 from ortolan.runtime.graph.summary import GraphSummary, Value
-from ortolan.runtime.verification.surroundings import meanings_of
+from ortolan.runtime.verification.surroundings import Meanings
 
 HIDDEN: dict[str, Any] = {"size": 32}
 
@@ -89,7 +89,7 @@ def test_only_a_model_has_a_head_and_only_a_head_reads_states() -> None:
     assert [manifest.is_head for manifest in manifests] == [False, False, True]
     plain, with_head, _ = manifests
     other = msgspec.structs.replace(with_head, hidden_states=HiddenStates(size=32, head="6" * 64))
-    assert len({meanings_of(manifest) for manifest in (plain, with_head, other)}) == 3
+    assert len({Meanings.of(manifest).sha256 for manifest in (plain, with_head, other)}) == 3
 
 
 # --- shapes and types -------------------------------------------------------------------------

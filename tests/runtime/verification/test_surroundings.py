@@ -23,10 +23,10 @@ from ortolan.runtime.verification.replay import verify
 from ortolan.runtime.verification.report import Report
 from ortolan.runtime.verification.surroundings import (
     PROBE_TEXTS,
+    Meanings,
     Surroundings,
     SurroundingsReport,
     check_surroundings,
-    meanings_of,
     read_probes,
 )
 
@@ -40,8 +40,10 @@ def folder(tmp_path: Path) -> Path:
     manifest, tokenizer = bundle.manifest, open_tokenizer(bundle)
     assert tokenizer is not None
     expected = Surroundings(
-        meanings=meanings_of(manifest),
-        files={file.name: file.sha256 for file in manifest.files if "tokenizer" in file.name},
+        meanings=Meanings.of(manifest).sha256,
+        files={
+            f.name: f.sha256 for f in manifest.files if f.name.endswith((".onnx", "tokenizer.json"))
+        },
         readings=read_probes(tokenizer),
     )
     edit_json(folder, JSON_NAME, put("surroundings", value=msgspec.to_builtins(expected)))
@@ -116,7 +118,9 @@ def picture_report(tmp_path: Path, change: float = 0.0) -> SurroundingsReport:
     bundle = open_bundle(tmp_path / "images")
     pixels = reference_pixels(probe_picture(source), source).astype(np.float32) + change
     expected = Surroundings(
-        meanings=meanings_of(bundle.manifest), pixels=tuple(sampled(pixels).tolist())
+        meanings=Meanings.of(bundle.manifest).sha256,
+        files={file.name: file.sha256 for file in bundle.manifest.files if "onnx" in file.name},
+        pixels=tuple(sampled(pixels).tolist()),
     )
     return check_surroundings(bundle, None, expected, lambda _: np.zeros((0, 0), np.float32))
 
@@ -140,4 +144,4 @@ def test_other_labels_and_another_window_are_another_meaning(folder: Path, tmp_p
     for size in (8, 9):
         state = msgspec.structs.replace(plain.states[0], window=size)
         manifests.append(msgspec.structs.replace(plain, states=(state,)))
-    assert len({*map(meanings_of, (plain, *manifests))}) == 5
+    assert len({Meanings.of(manifest).sha256 for manifest in (plain, *manifests)}) == 5
