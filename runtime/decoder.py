@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
@@ -60,25 +60,18 @@ class Decoder(ChatModel, Model):
     kind = "decoder"
 
     def __init__(self, bundle: Bundle, engine: Engine, encoder: "Encoder | None" = None) -> None:
-        """Use `ortolan.load` instead.
-
-        Args:
-            bundle: of the model.
-            engine: of the bundle.
-            encoder: of the images or sounds that the model reads, if it does.
-        """
+        """Use `ortolan.load` instead. `encoder` is that of the images or sounds of prompts."""
         super().__init__(bundle, engine)
         self._encoder = encoder
         self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
         self._adapters = () if engine.adapters is None else engine.adapters.names
-        self._reader = cache(
-            partial(
-                RequestReader,
-                bundle,
-                adapters=self._adapters,
-                media=_media_reader(engine, encoder),
-            )
-        )  # by tokenizer
+        features, pictures = bundle.manifest.features, engine.pictures
+        media = None
+        if encoder is not None and features is not None and pictures is not None:
+            media = MediaReader(encoder._engine, encoder._reader, features, pictures)
+        self._reader = cache(  # by tokenizer
+            lambda own: RequestReader(bundle, own, adapters=self._adapters, media=media)
+        )
 
     def close(self) -> None:
         """Free the memory of the model. Later calls raise InputError; close services first."""
@@ -143,8 +136,8 @@ class Decoder(ChatModel, Model):
             MemoryPlanError: there is not enough free memory.
             InputError: another part of the request is invalid.
         """
-        batch: list[Any] = as_list(prompt)
         count = 1 if n is None else checked_count("n", n)
+        batch: list[Any] = as_list(prompt)
         if len(batch) * count > MAX_PROMPTS:
             raise InputError(
                 f"A call accepts at most {MAX_PROMPTS} prompts (got {len(batch) * count})."
@@ -386,10 +379,3 @@ class Decoder(ChatModel, Model):
             slots, exact = 1, True
         exact = exact or last is not None
         return Generator(self._engine, slots=slots, exact=exact, last_prompt=last)
-
-
-def _media_reader(engine: Engine, encoder: "Encoder | None") -> MediaReader | None:
-    features, pictures = engine.manifest.features, engine.pictures
-    if encoder is None or features is None or pictures is None:
-        return None
-    return MediaReader(encoder._engine, encoder._reader, features, pictures)

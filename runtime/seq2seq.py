@@ -24,7 +24,7 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-from ortolan.runtime.inputs.source import Input, Source, is_batch
+from ortolan.runtime.inputs.source import Input, Source, as_list, is_batch
 from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
@@ -250,39 +250,29 @@ class Seq2Seq(Model):
         self, source: Any, options: Options, first: str | int | None, *, beams: int
     ) -> list[Request]:
         """Check sources, options and memory before anything is computed."""
-        batch = list(source) if is_batch(source) else [source]
+        batch = as_list(source)
         _check_count(len(batch))
-        requests = self._requests.sources(
-            [self._sources.read(item) for item in batch],
-            options,
-            start=self._start,
-            first=first,
-        )
+        sources = [self._sources.read(item) for item in batch]
+        requests = self._requests.sources(sources, options, start=self._start, first=first)
         longest = sorted(requests, key=lambda request: -request.prompt_tokens)
         check_memory(self._memory, longest[: _slots(beams)], beams=beams)
         return requests
 
     def _transcriber(self, options: TranscribeOptions) -> Transcriber:
-        return Transcriber(
-            self.manifest,
-            self._requests,
-            self.tokenizer,
-            self._run,
-            start=self._start,
-            options=options,
-        )
+        def run(requests: Sequence[Request]) -> list[Completion]:
+            check_memory(self._memory, requests[: _slots(1)])
+            return self._completed([self._requests.sequence(request) for request in requests])
 
-    def _run(self, requests: Sequence[Request]) -> list[Completion]:
-        check_memory(self._memory, requests[: _slots(1)])
-        return self._completed([self._requests.sequence(request) for request in requests])
+        reader, start = self._requests, self._start
+        return Transcriber(self.manifest, reader, self.tokenizer, run, start=start, options=options)
 
     def _completed(
         self, sequences: Sequence[ActiveSequence], *, beams: int = 1
     ) -> list[Completion]:
-        """Generate sequences together."""
+        """Generate sequences together, by length of source: similar ones end at similar times."""
         if sequences:
             generator = self._generator(len(sequences), beams=beams)
-            for sequence in _longest_first(sequences):
+            for sequence in sorted(sequences, key=lambda own: -own.request.prompt_tokens):
                 generator.submit(sequence)
             generator.run()
         return [sequence.completion() for sequence in sequences]
@@ -303,8 +293,3 @@ def _check_count(sources: int) -> None:
 
 def _slots(beams: int) -> int:
     return max(1, MAX_ROWS // beams)
-
-
-def _longest_first(sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-    """Sequences by length of source: similar sources give sequences of similar length."""
-    return sorted(sequences, key=lambda sequence: -sequence.request.prompt_tokens)

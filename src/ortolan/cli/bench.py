@@ -1,17 +1,16 @@
 """`ortolan bench BUNDLE`."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from ortolan.cli import options
 from ortolan.cli.models import bundle_of
-from ortolan.cli.output import Row, print_json, print_table, size
+from ortolan.cli.output import aligned, print_json, print_table, size
 from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bench.measure import CaseResult, Result
+    from ortolan.runtime.bench.measure import CaseResult
 
 COLUMNS = ("test", "tok/s", "±", "median")
 
@@ -87,34 +86,23 @@ def command(
     if as_json:
         print_json(msgspec.to_builtins(result))
         return
-    _print_rows([COLUMNS, *(_row(case) for case in result.cases)])
+    print("\n".join(aligned([COLUMNS, *map(_row, result.cases)], has_figures=True)))
     print()
-    print_table(_about(result))
+    peak = result.peak_memory_bytes
+    print_table(
+        [
+            ("model", f"{result.model_type}, {result.precision}"),
+            (
+                "run",
+                f"{result.device}, {result.threads} threads on {result.physical_cores} physical "
+                f"cores, {result.repetitions} repetitions",
+            ),
+            ("cache", f"{size(result.cache_bytes_per_token)} per token of context"),
+            ("memory", f"{size(peak)} at the peak" if peak is not None else None),
+        ]
+    )
 
 
 def _row(case: "CaseResult") -> tuple[str, ...]:
     speed = case.speed
     return (case.name, *(f"{s:.1f}" for s in (speed.mean, speed.deviation, speed.median)))
-
-
-def _about(result: "Result") -> list[Row]:
-    """Rows about the model and the machine."""
-    peak = result.peak_memory_bytes
-    return [
-        ("model", f"{result.model_type}, {result.precision}"),
-        (
-            "run",
-            f"{result.device}, {result.threads} threads on {result.physical_cores} physical "
-            f"cores, {result.repetitions} repetitions",
-        ),
-        ("cache", f"{size(result.cache_bytes_per_token)} per token of context"),
-        ("memory", f"{size(peak)} at the peak" if peak is not None else None),
-    ]
-
-
-def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: names left-aligned, figures right-aligned."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for name, *figures in rows:
-        cells = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
-        print("  ".join([f"{name:<{widths[0]}}", *cells]).rstrip())

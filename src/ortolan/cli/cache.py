@@ -1,14 +1,13 @@
 """`ortolan cache list|remove`."""
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from ortolan.cache import CacheError, Entry, cache_folder, entries, remove, remove_abandoned
 from ortolan.cli import options
-from ortolan.cli.output import print_json, size
+from ortolan.cli.output import aligned, print_json, size
 
 
 @click.command()
@@ -62,23 +61,13 @@ def _list(as_json: bool) -> None:
         return
     total = sum(entry.size for entry in found)
     print(f"{cache_folder()} ({size(total)})")
-    for row in _aligned(_row(entry) for entry in found):
+    for row in aligned(map(_row, found)):
         print(f"  {row}")
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
     return entry.key, _precision(entry.path) or "damaged", size(entry.size), used
-
-
-def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Rows with their columns padded to one width."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _precision(folder: Path) -> str | None:

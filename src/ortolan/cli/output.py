@@ -1,7 +1,7 @@
 """JSON, tables and sizes on standard output."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +22,17 @@ def print_table(rows: Iterable[Row]) -> None:
     width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
         print(f"{name:<{width}}  {value}".rstrip())
+
+
+def aligned(rows: Iterable[Sequence[str]], *, has_figures: bool = False) -> list[str]:
+    """Lines of a table; with `has_figures`, columns after the first are aligned to the right."""
+    rows = list(rows)
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        is_right = has_figures and number > 0
+        columns.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _one_line(text: str) -> str:

@@ -28,12 +28,6 @@ class UnprotectedError(OrtolanError):
 
     code = "unprotected"
 
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"--host {host} lets other machines call. Set a key with --key-file or "
-            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
-        )
-
 
 @click.command(cls=LongCommand)
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
@@ -142,15 +136,19 @@ def command(
     from ortolan.server.run import run
     from ortolan.server.security import LOCAL_HOSTS
 
-    keys = _keys(key_file)
+    keys, hosts = _keys(key_file), frozenset(map(str.lower, allow_host))
     is_local = host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
-        raise UnprotectedError(host)
+        raise UnprotectedError(
+            f"--host {host} lets other machines call. Set a key with --key-file or "
+            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
+        )
+    folders = _named(adapters, "FOLDER", lambda folder: Path(folder).resolve().name)
     settings = Settings(
         bundles=_bundles(models, device, checkpoint),
-        adapters=_adapters(adapters),
+        adapters={name: Path(folder) for name, folder in folders.items()},
         keys=keys,
-        hosts=_hosts(allow_host, is_local=is_local),
+        hosts=hosts | LOCAL_HOSTS if is_local or hosts else hosts,  # none for any
         origins=allow_origin,
         root_path=root_path,
         request_timeout_s=request_timeout,
@@ -170,14 +168,6 @@ def command(
     run(settings, host=host, port=port)
 
 
-def _hosts(names: tuple[str, ...], *, is_local: bool) -> frozenset[str]:
-    """Host names to answer to; none for any."""
-    from ortolan.server.security import LOCAL_HOSTS
-
-    allowed = frozenset(map(str.lower, names))
-    return allowed | LOCAL_HOSTS if is_local or allowed else allowed
-
-
 def _bundles(
     models: tuple[str, ...], device: str, checkpoint: options.CheckpointChoice
 ) -> dict[str, Path]:
@@ -189,12 +179,6 @@ def _bundles(
     named = _named(models, "MODEL", shown_name)
     with progress("serve") as steps:
         return {name: get(model, steps) for name, model in named.items()}
-
-
-def _adapters(texts: tuple[str, ...]) -> dict[str, Path]:
-    """Folders of adapters by name."""
-    named = _named(texts, "FOLDER", lambda folder: Path(folder).resolve().name)
-    return {name: Path(folder) for name, folder in named.items()}
 
 
 def _named(texts: tuple[str, ...], what: str, name_of: Callable[[str], str]) -> dict[str, str]:
