@@ -50,12 +50,7 @@ _TOOL: dict[str, Any] = {
 class Pairs:
     """Text around arguments that are written one by one, after the name.
 
-    Attributes:
-        first: before the first key.
-        equals: between a key and its value.
-        next: between a value and the next key.
-        last: after the last value.
-        none: used instead of all of these if there are no arguments.
+    `first` key `equals` value `next` key `equals` value `last`, or `none` without arguments.
     """
 
     first: str

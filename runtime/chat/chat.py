@@ -34,11 +34,8 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 class Question:
     """A conversation that waits for an answer.
 
-    Attributes:
-        prompt: token ids, with images or sounds if the messages have some.
-        options: options of `generate`; the end of the turn is one of the stop tokens.
-        tokenizer: a tokenizer whose texts show the markers that the parser looks for.
-        parser: creates the parser of a reply; the ids of tool calls follow from its `seed`.
+    The end of the turn is one of the stop tokens, and the tokenizer shows the markers that the
+    parser looks for. The ids of tool calls follow from the parser's `seed`.
     """
 
     prompt: list[int] | MediaPrompt
@@ -57,11 +54,7 @@ class Question:
 
 
 class Chat:
-    """The chat template of a bundle and the format of its replies. Thread-safe.
-
-    Attributes:
-        template: chat template of the bundle.
-    """
+    """The chat template of a bundle and the format of its replies. Thread-safe."""
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
         if tokenizer is None:

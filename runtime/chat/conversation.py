@@ -52,14 +52,6 @@ class Conversation:
     conversation. Where the split of a prompt into chunks affects results, as with int8 prefill and
     recurrent state, reuse starts at a multiple of 128 tokens.
 
-    Args:
-        answer: answers messages that end in a question.
-        identity: identity of the model's bundle.
-        system: see `Decoder.conversation`, like the next two.
-        tools: tools that the model may call.
-        variables: variables of the template.
-        forget: frees the state of earlier messages, if any is kept.
-
     Attributes:
         messages: messages so far, oldest first; may be edited.
     """

@@ -23,8 +23,6 @@ class Reasoning:
     """Markers around reasoning.
 
     Attributes:
-        open: marker before reasoning.
-        close: marker after reasoning.
         mark: template text that identifies this format; `close` if empty.
         around: markers outside of reasoning that carry no text.
         ends: special tokens that end an answer, whatever the template shows.
@@ -85,14 +83,7 @@ NO_CALLS = CallFormat(reader=_no_call)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Reply format of one model.
-
-    Attributes:
-        reasoning: `NO_REASONING` for a model that writes none.
-        calls: `NO_CALLS` if calls are plain text.
-        begun: end of the prompt that belongs to the reply.
-        ignored: markers that carry no text.
-    """
+    """Reply format of one model: `begun` ends the prompt, `ignored` markers carry no text."""
 
     reasoning: Reasoning = NO_REASONING
     calls: CallFormat = NO_CALLS

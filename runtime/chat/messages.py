@@ -63,11 +63,7 @@ class Messages(list[dict[str, Any]]):
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of a call.
-
-    Attributes:
-        text: their JSON, as the caller wrote it.
-    """
+    """Arguments of a call, and their JSON as the caller wrote it."""
 
     text: str
 

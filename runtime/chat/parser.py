@@ -50,8 +50,6 @@ class ReplyParser:
     """Parser of one reply.
 
     Args:
-        form: format of the reply.
-        tools: tools of the request.
         is_reasoning: whether the prompt already opened the reasoning.
         is_continued: whether the prompt ends inside content or reasoning.
         seed: random bytes, from which calls without an id get theirs; equal seeds, equal ids.

@@ -54,11 +54,6 @@ class ChatTemplate:
 
     Control tokens, such as those that say whose turn it is, come from the template only: in the
     user's texts they are encoded as plain text.
-
-    Attributes:
-        source: source of all its templates.
-        tokenizer: tokenizer of the bundle.
-        control: texts of the control tokens, by id.
     """
 
     def __init__(

@@ -35,10 +35,6 @@ class Template:
 
     As in transformers, white space around statements is trimmed (`trim_blocks`, `lstrip_blocks`),
     and `break`, `continue` and `{% generation %}` (without effect) are available.
-
-    Attributes:
-        source: text of the template.
-        names: variables that it reads.
     """
 
     def __init__(self, source: str) -> None:
