@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ortolan import cuda_setup
-from ortolan.cuda_setup import LIBRARIES, OPTIONAL_LIBRARIES, Part, examine, missing_part
+from ortolan.cuda_setup import LIBRARIES, Part, examine, missing_part
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:12:36 UTC 2025"
 
@@ -26,7 +26,7 @@ def touch(path: Path, text: str = "") -> None:
 def test_on_an_empty_machine_everything_is_missing_and_says_what_to_do(tmp_path: Path) -> None:
     machine = parts(tmp_path)
     assert next(iter(machine)) == "NVIDIA driver"
-    assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES, *OPTIONAL_LIBRARIES} < set(machine)
+    assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES} < set(machine)
     assert all(part.found is None and part.remedy for part in machine.values())
 
 

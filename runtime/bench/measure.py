@@ -1,5 +1,7 @@
 """Measures the speed of a loaded model: prompt processing (pp) and token generation (tg).
 
+Names and meanings are those of llama-bench, so figures can be compared.
+
     pp512  tg128 | pp512  tg128 | ...
       warm-up      repetition 1
 
@@ -11,31 +13,82 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from ortolan.runtime.arguments import checked_count
-from ortolan.runtime.bench.cases import Case, check_context
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.threads import physical_cores
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.machine.memory import peak_memory
 
 Progress = Callable[[int, int], None]
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per second.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A benchmark: `pp` appends tokens at once, `tg` one after another, behind `depth` others."""
 
-    Attributes:
-        mean: mean of the runs.
-        deviation: sample standard deviation; 0 for a single run.
-        median: median of the runs.
-        runs: every run.
-    """
+    kind: Literal["pp", "tg"]
+    tokens: int
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name as in llama-bench: `tg128 @ d512`."""
+        return f"{self.kind}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def end(self) -> int:
+        """Tokens in the cache afterwards."""
+        return self.depth + self.tokens
+
+
+def cases(
+    prompts: Iterable[int], news: Iterable[int], depths: Iterable[int] = (0,)
+) -> tuple[Case, ...]:
+    """Combine every prompt length and number of new tokens with every depth; 0 means none."""
+    kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
+    kinds = (("pp", tuple(prompts)), ("tg", tuple(news)))
+    combined = (
+        Case(kind=kind, tokens=count, depth=depth)
+        for depth in depths
+        for kind, counts in kinds
+        for count in counts
+        if count != 0
+    )
+    return tuple(dict.fromkeys(combined))
+
+
+def check_context(chosen: Iterable[Case], context: int) -> None:
+    """Check that the cases fit into the context of a model."""
+    flags: dict[str, str] = {}
+    longest: Case | None = None
+    for case in chosen:
+        if case.tokens < 1 or case.depth < 0:
+            raise InputError(
+                f"{case.kind} needs at least 1 token, at a depth of at least 0 (got {case.tokens} "
+                f"at {case.depth})."
+            )
+        if case.end > context:
+            flags[case.kind] = {"pp": "-p", "tg": "-n"}[case.kind]
+            longest = case if longest is None or case.end > longest.end else longest
+    if longest is None:
+        return
+    room = context - max(longest.depth, 0)
+    options = " ".join(f"{flag} {room}" for flag in flags.values())
+    raise ContextLengthError(
+        f"{longest.name} exceeds the context of {context} tokens, got {longest.end}. "
+        + (f"Choose at most {options}." if room > 0 else f"Choose a depth below {context}.")
+    )
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per second; `deviation` is of the sample, 0 for a single run."""
 
     mean: float
     deviation: float
@@ -57,13 +110,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a benchmark.
 
     Attributes:
-        model_type: family of the model.
-        precision: type of its weights.
-        device: device in use.
-        threads: threads in use.
         physical_cores: cores that this process may use.
         repetitions: counted runs per case.
-        cases: figures by case.
         cache_bytes_per_token: KV cache per token.
         peak_memory_bytes: peak resident memory of this process; `None` on Windows.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
+from ortolan.runtime.bundle.manifest import QuantizedTensor
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.engine.memory_plan import MemoryPlan, plan_memory
 from ortolan.runtime.errors import SamplingError
@@ -22,12 +22,9 @@ class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
     """Equal attention nodes of a graph.
 
     Attributes:
-        operator: `domain::op_type`.
         lowering: `fused` for a kernel without a body in the graph, `portable` for one with a body,
             `standard` for an operator of ONNX, `plain` for attention spelled out in operators,
             counted by its softmax.
-        attributes: of the nodes.
-        count: number of nodes.
     """
 
     operator: str
@@ -49,21 +46,13 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle in numbers. Fields not listed here are those of the manifest.
 
     Attributes:
-        takes: inputs in words.
-        gives: outputs in words.
-        labels: of a classifier.
         unverified: why the export was not verified, if so.
-        quality: distance from the trained model, if measured.
         attention_maps: names of the maps that `ortolan attention` draws.
-        has_head: whether `MtpHead()` can draft.
-        weight_bytes: on disk.
         prefill_only_bytes: weights that only the prefill graph reads.
         cache_bytes_per_token: KV cache of one sequence.
         source_bytes_per_token: what a decoder keeps of its source.
-        memory: by purpose.
-        memory_bytes: upper estimate of the sum.
+        memory_bytes: upper estimate of the sum of `memory`.
         quantized: low-bit weights, largest error first.
-        calibrated_on: calibration data in words, if any.
         sampling: recommended options that differ from greedy decoding.
         not_applied: other settings in `generation_config.json`.
         sampling_error: why that file cannot be used, if so.
@@ -110,7 +99,7 @@ def describe(
         bundle.graphs,
         context=length,
         batch=batch,
-        device=_device_of(manifest) if device is None else device,
+        device=device or ("cuda" if manifest.devices[0] == "cuda" else "cpu"),
     )
     reads = {role: graph.places for role, graph in bundle.graphs.items()}
     elsewhere = set().union(*(places for role, places in reads.items() if role != "prefill"))
@@ -155,10 +144,6 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
         "not_applied": dict(recommended.not_applied),
         "sampling_error": error,
     }
-
-
-def _device_of(manifest: Manifest) -> str:
-    return "cuda" if manifest.devices[0] == "cuda" else "cpu"
 
 
 def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDescription:

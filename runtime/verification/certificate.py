@@ -127,6 +127,16 @@ class Certificate:
         """Properties of bundles of this kind."""
         return KINDS[self.kind]
 
+    def start(self, number: int) -> int:
+        """Return the place of the first token of a probe among those of all probes."""
+        return sum(probe.length for probe in self.probes[:number])
+
+    def ids(self, number: int) -> list[int]:
+        """Return the tokens of a probe."""
+        start = self.start(number)
+        ids: list[int] = self.token_ids[start : start + self.probes[number].length].tolist()
+        return ids
+
 
 def kept_positions(length: int, output: str) -> list[int]:
     """Return the positions of a probe that have a row, ascending."""

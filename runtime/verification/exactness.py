@@ -43,10 +43,9 @@ def check_exact(engine: Engine, certificate: Certificate) -> ExactReport | None:
     """Try every rule; `None` if the model does not offer exact mode."""
     if certificate.model_kind.has_encoder or engine.mixes_rows:
         return None
-    longest = max(certificate.probes, key=lambda probe: probe.length)
-    start = sum(probe.length for probe in certificate.probes[: certificate.probes.index(longest)])
-    most = min(longest.length, engine.manifest.context_length - STEPS - 1)
-    ids = certificate.token_ids[start : start + most].tolist()
+    lengths = [probe.length for probe in certificate.probes]
+    ids = certificate.ids(lengths.index(max(lengths)))
+    ids = ids[: engine.manifest.context_length - STEPS - 1]
     results = [*_rows(engine, ids), *_parts(engine, ids[:LONGEST])]
     if engine.sees_both_ways:
         results += _around_vectors(engine, certificate)
@@ -99,10 +98,10 @@ def _parts(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
 
 def _around_vectors(engine: Engine, certificate: Certificate) -> Iterator[tuple[Rule, bool]]:
     """Cut a probe around vectors that see each other, and continue it from within them."""
-    probe = next((probe for probe in certificate.probes if probe.features), None)
-    if probe is None:
+    numbers = (number for number, probe in enumerate(certificate.probes) if probe.features)
+    if (number := next(numbers, None)) is None:
         return
-    ids, _picture = illustrated_ids(engine, certificate, probe)
+    ids, _held = illustrated_ids(engine, certificate, number)
     whole = _runner(engine, GRID)
     expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
     for chunk in CHUNKS:

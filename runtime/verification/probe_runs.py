@@ -83,16 +83,13 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     if not certificate.model_kind.has_decoder:
         yield from _encoder_rows(engine, certificate)
         return
-    offsets = _offsets([probe.length for probe in certificate.probes])
     least = _own_prefill_from(engine)
     for number, phase in _decoder_runs(certificate):
-        probe, offset = certificate.probes[number], offsets[number]
-        ids = certificate.token_ids[offset : offset + probe.length].tolist()
+        probe, ids = certificate.probes[number], certificate.ids(number)
         source = _source(engine, certificate, number, phase)
-        pictures = _pictures(engine, probe, ids)
-        given = _illustrated(engine, ids, pictures)
-        for position, outputs in _WAYS[phase](engine, given, source):
-            start = offset + position
+        illustrated, _held = illustrated_ids(engine, certificate, number)
+        for position, outputs in _WAYS[phase](engine, illustrated, source):
+            start = certificate.start(number) + position
             count = len(ids) if phase == "prefill" else len(outputs)
             yield Rows(
                 phase=phase,
@@ -104,7 +101,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
                 outputs=outputs,
             )
     if not engine.manifest.is_head:
-        yield from _together(engine, certificate, offsets)
+        yield from _together(engine, certificate)
 
 
 def total_positions(engine: Engine, certificate: Certificate) -> int:
@@ -112,26 +109,21 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
     if not certificate.model_kind.has_decoder:
         ways = 1 if source_of(engine.manifest, None).is_alone else 2
         return ways * sum(map(len, _positions(certificate)))
-    lengths = [probe.length for probe in certificate.probes]
-    offsets = _offsets(lengths)
     total = 0 if engine.manifest.is_head else len(_pair(certificate)) * _steps(certificate)
     for number, phase in _decoder_runs(certificate):
-        total += lengths[number]
+        total += certificate.probes[number].length
         if phase == "decode":
-            ids = certificate.token_ids[offsets[number] :][: lengths[number]].tolist()
-            pictures = _pictures(engine, certificate.probes[number], ids)
-            given = _illustrated(engine, ids, pictures)
-            total -= _first_step(engine, given)
+            ids, _held = illustrated_ids(engine, certificate, number)
+            total -= _first_step(engine, ids)
     return total
 
 
 def illustrated_ids(
-    engine: Engine, certificate: Certificate, probe: Probe
+    engine: Engine, certificate: Certificate, number: int
 ) -> tuple[list[int], list[Picture]]:
     """Ids of a probe, and its vectors, which the ids need as long as they are computed."""
-    offset = _offsets([own.length for own in certificate.probes])[certificate.probes.index(probe)]
-    ids = certificate.token_ids[offset : offset + probe.length].tolist()
-    pictures = _pictures(engine, probe, ids)
+    ids = certificate.ids(number)
+    pictures = _pictures(engine, certificate.probes[number], ids)
     return _illustrated(engine, ids, pictures), pictures
 
 
@@ -192,15 +184,12 @@ def _steps(certificate: Certificate) -> int:
     return min(PAIR_STEPS, shortest - 1)
 
 
-def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) -> Iterator[Rows]:
+def _together(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     """Decode the last tokens of two probes in one batch."""
     pair, steps = _pair(certificate), _steps(certificate)
     if not pair:
         return
-    texts = [
-        certificate.token_ids[offsets[number] :][: certificate.probes[number].length].tolist()
-        for number in pair
-    ]
+    texts = [certificate.ids(number) for number in pair]
     graph: GraphName | None = None if _own_prefill_from(engine) is None else "decode"
     runner = Runner(engine, engine.slots(len(pair)))
     for row, ids in enumerate(texts):
@@ -210,7 +199,7 @@ def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) 
         runner.step([ids[-left] for ids in texts])
         for row, (number, ids) in enumerate(zip(pair, texts, strict=True)):
             position = len(ids) - left
-            start = offsets[number] + position
+            start = certificate.start(number) + position
             yield Rows(
                 phase="batch",
                 graph=graph,

@@ -23,11 +23,12 @@ LIBRARIES = {
     "libcublas.so.13": "nvidia-cublas~=13.0",
     "libcublasLt.so.13": "nvidia-cublas~=13.0",
     "libcurand.so.10": "nvidia-curand~=10.0",
+    "libcudnn.so.9": "nvidia-cudnn-cu13~=9.0",
 }
 """Libraries that the provider links with, and the packages that contain them."""
 
-OPTIONAL_LIBRARIES = {"libcudnn.so.9": "nvidia-cudnn-cu13~=9.0"}
-"""Libraries that some kernels load on demand, such as convolutions."""
+OPTIONAL = frozenset({"libcudnn.so.9"})
+"""Those that some kernels load on demand, such as convolutions."""
 
 SYSTEM_FOLDERS = (
     "usr/local/cuda/lib64",
@@ -41,14 +42,7 @@ Finder = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the set-up.
-
-    Attributes:
-        name: its name.
-        found: its version or place; `None` if it is missing or unusable.
-        remedy: what to do if it is missing.
-        is_optional: whether only some models need it.
-    """
+    """A part of the set-up; `found` is its version or place, or `None`."""
 
     name: str
     found: str | None
@@ -76,8 +70,6 @@ def examine(
     yield _wheel(version_of or installed_version)
     for name, package in LIBRARIES.items():
         yield _library(name, searched, loader, f'Run: pip install "{package}"')
-    for name, package in OPTIONAL_LIBRARIES.items():
-        yield _library(name, searched, loader, f'Run: pip install "{package}"', is_optional=True)
 
 
 def missing_part() -> Part | None:
@@ -120,18 +112,11 @@ def _wheel(version_of: Finder) -> Part:
     return Part(name="onnxruntime-gpu", found=gpu, remedy=f"Run: {INSTALL}")
 
 
-def _library(
-    name: str,
-    folders: list[Path],
-    loader: Finder,
-    remedy: str,
-    *,
-    is_optional: bool = False,
-) -> Part:
+def _library(name: str, folders: list[Path], loader: Finder, remedy: str) -> Part:
     found = next((str(folder / name) for folder in folders if (folder / name).exists()), None)
     if found is None and loader(name.removeprefix("lib").partition(".so")[0]) == name:
         found = "known to the loader"
-    return Part(name=name, found=found, remedy=remedy, is_optional=is_optional)
+    return Part(name=name, found=found, remedy=remedy, is_optional=name in OPTIONAL)
 
 
 def _package_folders(packages: Path | None) -> list[Path]:

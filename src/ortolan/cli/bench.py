@@ -71,8 +71,7 @@ def command(
     import msgspec
 
     from ortolan.runtime import Decoder, load
-    from ortolan.runtime.bench.cases import cases
-    from ortolan.runtime.bench.measure import measure
+    from ortolan.runtime.bench.measure import cases, measure
 
     with progress("bench", as_json=as_json) as steps:
         steps("load", 0, 1)

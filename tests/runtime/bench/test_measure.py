@@ -5,8 +5,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.tiny_decoder import CONTEXT, HEAD_WIDTH, KV_HEADS, LAYERS, write_bundle
 
-from ortolan.runtime.bench.cases import Case, cases
-from ortolan.runtime.bench.measure import case_result, measure
+from ortolan.runtime.bench.measure import Case, case_result, cases, measure
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.loading import load
