@@ -67,14 +67,7 @@ class ServiceStats:
 
 
 class Counts(ABC):
-    """Counts finished and rejected requests.
-
-    Attributes:
-        refused: rejected requests by error code.
-        failed: accepted requests that ended with an error, by error code.
-        failed_calls: calls of the model that failed.
-        gap_s: average time between two finished requests, in seconds.
-    """
+    """Counts finished and rejected requests, and the average gap between two finished ones."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()

@@ -28,9 +28,6 @@ class Call:
 
     Attributes:
         path: parameters of the path.
-        query: parameters after the path.
-        models: all models of the server.
-        store: responses that clients may continue.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """

@@ -21,11 +21,7 @@ class Endpoint:
     """A route.
 
     Attributes:
-        method: HTTP method.
-        path: path of the route, with `{name}` for a parameter.
-        handler: computes the answer from a call and its decoded body.
-        summary: one line for the documentation.
-        body: structure of the body; `None` for a request without one.
+        path: of the route, with `{name}` for a parameter.
         media_type: of the body.
         answer: structure of the answer; `None` for free JSON or text.
         event: structure of the events, if the endpoint can stream.

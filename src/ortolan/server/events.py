@@ -26,10 +26,6 @@ class EventStream(StreamingResponse):
     """A response of events, with comments while there are none.
 
     It starts with the first event or comment, so that earlier errors have their own status.
-
-    Args:
-        events: encoded events.
-        last: bytes to send after them, unless they failed.
     """
 
     media_type = "text/event-stream"

@@ -27,9 +27,7 @@ class ServedModel:
     """A loaded bundle and its service.
 
     Attributes:
-        name: name that requests use.
-        model: a `Decoder`, an `Encoder` or a `Seq2Seq`.
-        service: generates or computes for many calls at once.
+        name: that requests use.
         fingerprint: changes with the bundle and with the mode of the service.
     """
 
@@ -78,13 +76,6 @@ class Models:
     A model that fails is loaded again by the next request, once no other call uses it.
 
     An adapter is a model, too: requests that name it use its bundle with the adapter.
-
-    Args:
-        bundles: folders by name, at least one.
-        adapters: folders of adapters by name; each belongs to the bundle that it was made for.
-        load_options: of `ortolan.load`.
-        serve_options: of `serve`.
-        shutdown_timeout_s: seconds that `close` waits for running requests.
     """
 
     def __init__(
