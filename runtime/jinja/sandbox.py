@@ -4,8 +4,7 @@ Jinja's own sandbox protects Python objects only. Here a rendering has one budge
 deadline. Whatever a template builds, walks or repeats is paid, before it happens where the result
 can be much larger than what is read. Filters and methods that are not listed are refused.
 
-`_Payments` adds payments to a parsed template: in each body that may repeat, and around operations
-that Jinja cannot intercept (`~`, comparisons, slices and keys).
+`payments` adds payments to a parsed template where Jinja lets nobody intercept.
 """
 
 import copy
@@ -28,7 +27,6 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
 from jinja2.utils import pass_context
-from jinja2.visitor import NodeTransformer
 
 from ortolan.runtime.errors import ChatTemplateError
 
@@ -229,7 +227,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: Any, /, *args: Any, **named: Any) -> Any:
         """Call a function or method that is allowed."""
-        if getattr(called, "__self__", None) is self:  # from `_Payments`
+        if getattr(called, "__self__", None) is self:  # from `payments`
             return called(*args)
         self.pay(ITEM * (1 + len(args) + len(named)))
         if isinstance(called, Macro | LoopContext | Undefined):
@@ -387,73 +385,3 @@ _COSTS: Mapping[str, Callable[..., None]] = {
     ".replace": _replace,
 }
 """What filters, and methods after a dot, build beyond what they read."""
-
-
-# --- payments in templates ----------------------------------------------------------------------
-
-
-class _Payments(NodeTransformer):
-    def __init__(self) -> None:
-        self._nodes = 0
-
-    def visit(self, node: nodes.Node, *args: Any, **named: Any) -> Any:
-        self._nodes += 1
-        return super().visit(node, *args, **named)
-
-    def _body(self, node: Any) -> Any:
-        before = self._nodes
-        self.generic_visit(node)
-        tick = _own("pay", nodes.Const(ITEM * (1 + self._nodes - before)))
-        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
-        if getattr(node, "test", None) is not None:
-            node.test = nodes.And(tick, node.test)
-        return node
-
-    def _refused(self, node: nodes.Node) -> None:
-        raise ChatTemplateError(
-            f"Chat templates may not use the statement {type(node).__name__.lower()!r}, which "
-            "needs other templates. Use another template."
-        )
-
-    visit_For = visit_Macro = visit_CallBlock = _body
-    visit_Block = visit_Extends = visit_Include = visit_Import = visit_FromImport = _refused
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _own("joined", *node.nodes)
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        if any(operand.op in {"in", "notin"} for operand in node.ops):
-            node.expr = _compared(node.expr)
-        return node
-
-    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _compared(node.expr)
-        return node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _compared(node.key)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _own("paid", node) if isinstance(node.arg, nodes.Slice) else node
-
-
-def with_payments(template: nodes.Template) -> nodes.Template:
-    """Insert payments into a parsed template."""
-    changed: nodes.Template = _Payments().visit(template)
-    return changed
-
-
-def _own(method: str, *args: nodes.Expr) -> nodes.Call:
-    """Return a call of a method of the environment."""
-    return nodes.Call(nodes.EnvironmentAttribute(method), [*args], [], None, None)
-
-
-def _compared(node: nodes.Expr) -> nodes.Expr:
-    constant = all(isinstance(item, nodes.Const) for item in getattr(node, "items", [node]))
-    return node if constant else _own("compared", node)

@@ -15,7 +15,8 @@ from jinja2.utils import Namespace
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import ChatTemplateError
-from ortolan.runtime.jinja.sandbox import Sandbox, with_payments
+from ortolan.runtime.jinja.payments import with_payments
+from ortolan.runtime.jinja.sandbox import Sandbox
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
 MAX_DATE_FORMAT = 64
