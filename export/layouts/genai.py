@@ -29,7 +29,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.kinds import DECODER, ON_DEMAND
-from ortolan.runtime.generation.recommended import recommended_sampling
+from ortolan.runtime.generation.recommended import recommendation
 from ortolan.staging import BusyError, Place, staged
 
 MODEL, CONFIG = "model.onnx", "genai_config.json"
@@ -246,7 +246,7 @@ def _session_options(bundle: Bundle) -> dict[str, Any]:
 
 def _search(bundle: Bundle) -> dict[str, Any]:
     """Defaults of generation: greedy, or what the model recommends."""
-    sampling = recommended_sampling(bundle)
+    sampling = recommendation(bundle).sampling
     search: dict[str, Any] = {
         "do_sample": sampling.temperature > 0,
         "max_length": bundle.manifest.context_length,

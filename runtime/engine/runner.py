@@ -108,14 +108,12 @@ class Runner:
         chunk: int = CHUNK,
         call_tokens: int | None = None,
     ) -> None:
-        rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
-        if rows % multiple:
-            raise ValueError(f"slots: the number of rows must be a multiple of {multiple}: {rows}")
+        rows = len(slots.lengths)  # in an exact runner a multiple of `engine.rows_multiple`
         self.slots = slots
         self._engine = engine
         self._exact = exact
         self._chunk = GRID if exact and engine.depends_on_chunks else chunk
-        self._multiple = multiple
+        self._multiple = engine.rows_multiple if exact else 1
         self._session = engine.ort_session(1, rows_per_source=slots.beams)
         self._ids = np.zeros((rows, 1), np.int64)
         self._last = np.zeros(rows, np.int32)
@@ -172,7 +170,11 @@ class Runner:
         self.reserve(end)
         slots.begin([row])
         slots.slide_windows([row])
-        logits = self._logits_of(logits_RV, len(padded_positions))
+        count = len(padded_positions)
+        if logits_RV is None or len(logits_RV) != count:
+            logits = np.empty((1, count, self._engine.manifest.vocab_size), np.float32)
+        else:
+            logits = logits_RV[None]
         pictures, start = self._engine.pictures, slots.lengths[row]
         placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
         run = self._bind(
@@ -196,13 +198,6 @@ class Runner:
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
-
-    def _logits_of(self, logits_RV: NDArray[np.float32] | None, count: int) -> NDArray[np.float32]:
-        """An array for the logits of a chunk, `(1, count, V)`: the given one if it is as long."""
-        shape = (1, count, self._engine.manifest.vocab_size)
-        if logits_RV is None or len(logits_RV) != count:
-            return np.empty(shape, np.float32)
-        return logits_RV.reshape(shape)
 
     def _next(self, row: int) -> int:
         """Position of the next token of a row, on all axes."""
@@ -420,8 +415,6 @@ class Runner:
 
     def select(self, rows: Sequence[int]) -> None:
         """Choose the rows, at least one, that take a token in each of the following steps."""
-        if not rows:  # a batch of no rows ends the process
-            raise ValueError("select: at least one row is needed")
         self._rows = list(rows)
         multiple = self._multiple * self.slots.beams
         covered = -(-(max(rows) + 1) // multiple) * multiple
@@ -433,8 +426,6 @@ class Runner:
 
     def step(self, tokens: Sequence[int]) -> None:
         """Append a token to each of the selected rows; their logits appear in `logits_BV`."""
-        if not self._rows:
-            raise ValueError("step: select rows first")
         slots, lengths, ids, last = self.slots, self.slots.lengths, self._set_id, self._set_last
         for row, token in zip(self._rows, tokens, strict=True):
             ids[row], last[row] = token, lengths[row]
@@ -488,7 +479,6 @@ class Runner:
 
     def reserve(self, length: int) -> None:
         """Make room for rows of this length; see `Slots.reserve`."""
-        self.slots.check(length)
         if length > self.slots.capacity:
             # bound buffers would stay in memory next to the new ones
             self._unbind()

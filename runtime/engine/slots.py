@@ -168,19 +168,15 @@ class Slots:
 
     # --- lengths and memory -----------------------------------------------------------------------
 
-    def check(self, length: int) -> None:
-        """Check that rows of this length fit into the context."""
+    def reserve(self, length: int) -> None:
+        """Make room for rows of this length. Buffers move when the capacity changes."""
+        if length <= self.capacity:
+            return
         if length > self.context_length:
             raise ContextLengthError(
                 f"The context holds at most {self.context_length} tokens, got {length}. "
                 "Use a shorter prompt or fewer new tokens."
             )
-
-    def reserve(self, length: int) -> None:
-        """Make room for rows of this length. Buffers move when the capacity changes."""
-        self.check(length)
-        if length <= self.capacity:
-            return
         grown = _round_up(max(length, int(self.capacity * GROWTH)))
         self._held.grow(min(grown, self.context_length), max(self.lengths))
 
@@ -323,23 +319,16 @@ class Slots:
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
         length, end = snapshot.length, start + snapshot.length
-        layout = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
-        try:
-            windowed = self.windows.held(length, snapshot.windowed)
-            is_ours = snapshot.identity == self.identity(row=row)
-            is_ours = is_ours and layout == self.layout(length, windowed)
-        except ValueError:
-            is_ours = False
-        if not is_ours:
+        if snapshot.identity != self.identity(row=row):
             raise InputError(
                 "restore: this snapshot is of another bundle or adapter. "
                 "Restore it with the model and the adapter that it was taken from."
             )
         self.reserve(end)
         part = None
-        if windowed is not None:
+        if snapshot.windowed is not None:
             self.slide_windows([row])
-            part = self.windows.fill(row, start, end, windowed)
+            part = self.windows.fill(row, start, end, snapshot.windowed)
         self._held.write(row, start, snapshot.buffers, length, part)
         self.shifts.add(snapshot.shifts, start, row=row)
         self.lengths[row] = end

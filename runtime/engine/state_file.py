@@ -171,7 +171,8 @@ def _placed(
         )
     layout = [(buffer.shape, np.dtype(buffer.dtype)) for buffer in header.buffers]
     windowed = slots.windowed_of(layout)
-    if layout != slots.layout(header.tokens, windowed):
+    may_hold = slots.windows.may_hold(header.tokens, windowed)
+    if not may_hold or layout != slots.layout(header.tokens, windowed):
         raise _refused(path, "the states of the bundle", "others")
     parts, end = [], 0
     for size in header.sizes:

@@ -124,14 +124,11 @@ class WindowedRows:
         first = max(start, self._firsts[row], end - self.window.kept)
         return slice(first - self._starts[row], end - self._starts[row])
 
-    def held(self, length: int, windowed: int | None) -> int | None:
-        """Check how many tokens a snapshot of this length holds of states with a window."""
-        if self.window is None:
-            return None
-        least, most = min(length, self.window.size - 1), min(length, self.window.kept)
-        if windowed is None or not least <= windowed <= most:
-            raise ValueError(f"expected {least} to {most} tokens of the window, got {windowed}")
-        return windowed
+    def may_hold(self, length: int, windowed: int | None) -> bool:
+        """Whether a snapshot of this length can have so many tokens of states with a window."""
+        if self.window is None or windowed is None:
+            return self.window is None and windowed is None
+        return min(length, self.window.size - 1) <= windowed <= min(length, self.window.kept)
 
     def fill(self, row: int, start: int, end: int, windowed: int) -> slice:
         """Slots for the last tokens of a snapshot that follows the first `start` tokens of a row.

@@ -19,6 +19,9 @@ from ortolan.runtime.generation.histogram import Histogram
 from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
 
+TRIES = 3
+"""Times that work is tried before its request fails, unless it gets on in between."""
+
 
 class ActiveSequence(ABC):
     """One request and what has been generated for it, in one row or in a row per beam.
@@ -26,6 +29,7 @@ class ActiveSequence(ABC):
     Attributes:
         next_tokens: newest token of each row, which the next call of the model reads.
         finish_reason: `None` while the sequence is generated.
+        error: what ended the sequence, if it failed.
         prefill_s: seconds spent on the prompt so far.
         prefilled_tokens: tokens of the prompt whose states have been computed.
         prompt_logprobs: of the prompt after its first token; empty unless requested.
@@ -46,7 +50,8 @@ class ActiveSequence(ABC):
         self.drafted_tokens = self.accepted_tokens = 0
         self.queued_s: float | None = None
         self.gaps_s = Histogram()
-        self._error: OrtolanError | None = None
+        self.error: OrtolanError | None = None
+        self._failures, self._failed_at = 0, (-1, -1)
         self._started_at = self._first_at = self._last_at = time.monotonic()
 
     @property
@@ -58,11 +63,6 @@ class ActiveSequence(ABC):
     def was_cancelled(self) -> bool:
         """Whether the sequence was cancelled."""
         return self.finish_reason == "cancelled"
-
-    @property
-    def error(self) -> OrtolanError | None:
-        """The error that ended the sequence, if any."""
-        return self._error
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -105,8 +105,14 @@ class ActiveSequence(ABC):
 
     def fail(self, error: OrtolanError) -> None:
         """End the sequence with an error, which `completion` raises."""
-        self._error = error
+        self.error = error
         self.finish("error")
+
+    def may_try_again(self) -> bool:
+        """Count a failure of the sequence's work where it is now."""
+        self._failures = 1 if self.progress > self._failed_at else self._failures + 1
+        self._failed_at = max(self._failed_at, self.progress)
+        return self._failures < TRIES
 
     def enter(self) -> None:
         """Note the time of the first slot."""

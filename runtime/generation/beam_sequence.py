@@ -45,8 +45,8 @@ class BeamSequence(ActiveSequence):
 
     def completion(self) -> Completion:
         """The best sequences; empty if the search was cancelled before the first token."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         ranked = [self._hypothesis(scored) for scored in self._search.best(self._settings.n_best)]
         best, *others = ranked or [Hypothesis(text="", tokens=(), score=0.0)]
         reason = self.finish_reason

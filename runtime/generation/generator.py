@@ -38,7 +38,6 @@ from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.admission import Admission
 from ortolan.runtime.generation.drafts import HeadDrafter, MtpHead
-from ortolan.runtime.generation.retries import Retries
 from ortolan.runtime.generation.scheduler import Scheduler, Work
 from ortolan.runtime.generation.speculation import Speculation
 
@@ -84,7 +83,6 @@ class Generator:
         self._encode = encode
         self._prefixes = prefixes
         self._last_prompt = last_prompt
-        self._retries = Retries()
         self._start(self._new_slots() if last_prompt is None else last_prompt.slots)
 
     def _start(self, slots: Slots) -> None:
@@ -159,7 +157,7 @@ class Generator:
         error. Each of the others gets the tokens that it would have got.
         """
         for sequence in (failed := self._failed()):
-            if sequence is self._culprit or not self._retries.may_try(sequence):
+            if sequence is self._culprit or not sequence.may_try_again():
                 sequence.fail(typed(error))
         is_call = self._work is not None and isinstance(error, ComputeError)
         try:
@@ -205,7 +203,6 @@ class Generator:
         """Compute the states of all unfinished sequences again, in new slots."""
         unfinished = [item for item in self._scheduler.submitted if not item[0].is_done]
         self._start(self._new_slots())
-        self._retries.keep(sequence for sequence, _ in unfinished)
         for sequence, priority in unfinished:
             sequence.restart()
             self.submit(sequence, priority=priority)
@@ -369,7 +366,6 @@ class Generator:
 
     def _leave(self, sequence: ActiveSequence) -> None:
         self._admission.leave(sequence)
-        self._retries.forget(sequence)
         self._apart.discard(sequence)
         self._speculations.pop(sequence, None)
         self._heads.pop(sequence, None)

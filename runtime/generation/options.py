@@ -19,7 +19,7 @@ from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import Beams, EarlyStopping
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
@@ -100,8 +100,10 @@ def checked_options(
     options: Options,
     manifest: Manifest,
     tokenizer: Tokenizer | None,
-    recommended: Callable[[], Sampling] = Sampling,
-    adapters: Sequence[str] = (),
+    *,
+    recommended: Callable[[], Sampling],
+    adapters: Sequence[str],
+    constraints: Constraints,
 ) -> Request:
     """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0."""
     refuse_unknown("options", options, Options.__optional_keys__)
@@ -137,6 +139,7 @@ def checked_options(
         prompt_logprobs=prompt_logprobs,
         adapter=adapter_number(options.get("adapter"), adapters),
         grammar=grammar,
+        constraints=constraints,
         cancelled=cancel_function(options.get("cancel")),
     )
 

@@ -89,11 +89,6 @@ def recommendation(bundle: Bundle) -> Recommendation:
     return Recommendation(sampling=sampling, not_applied=not_applied)
 
 
-def recommended_sampling(bundle: Bundle) -> Sampling:
-    """The `sampling` of `recommendation`."""
-    return recommendation(bundle).sampling
-
-
 def _broken(problem: str) -> SamplingError:
     return SamplingError(
         f"{GENERATION_CONFIG}: {problem} Pass a Sampling, or correct the file of the checkpoint "

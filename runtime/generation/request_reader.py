@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
-from ortolan.runtime.generation.recommended import recommended_sampling
+from ortolan.runtime.generation.recommended import recommendation
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
@@ -50,17 +50,17 @@ class RequestReader:
         media: "MediaReader | None" = None,
     ) -> None:
         manifest = self._manifest = bundle.manifest
-        self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
+        self._bundle = bundle
         self._tokenizer = tokenizer
         self._adapters = adapters
         self._media = media
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
-    @property
+    @cached_property
     def recommended_sampling(self) -> Sampling:
-        """Sampling that the model recommends; read once."""
-        return self._recommended()
+        """Sampling that the model recommends."""
+        return recommendation(self._bundle).sampling
 
     def prompts(
         self, prompts: Sequence[Prompt], options: Options, *, draft: Draft | None = None
@@ -68,24 +68,16 @@ class RequestReader:
         """Check prompts and their options."""
         if draft is not None:
             check_draft(draft, self._manifest)
-        template = replace(self._template(options), draft=draft)
+        template = self._template(options)
         rows = [self._ids(prompt) for prompt in prompts]
-        return [
-            replace(
-                self._request(template, ids, index, prompt_tokens=len(ids)),
-                pictures=pictures,
-                placeholder=self._placeholder(template) if pictures else None,
-            )
-            for index, (ids, pictures) in enumerate(rows)
-        ]
-
-    def _placeholder(self, template: Request) -> int | None:
-        if template.prompt_logprobs is not None:
+        if template.prompt_logprobs is not None and any(pictures for _, pictures in rows):
             raise InputError(
                 "prompt_logprobs: the vectors of an image have no log-probabilities. Leave it out."
             )
-        features = self._manifest.features
-        return None if features is None else features.token
+        return [
+            self._request(template, ids, index, draft=draft, pictures=pictures)
+            for index, (ids, pictures) in enumerate(rows)
+        ]
 
     def sources(
         self,
@@ -106,9 +98,10 @@ class RequestReader:
             template = replace(template, constraints=constraints)
         return [
             self._request(
-                replace(template, source=source),
+                template,
                 [start],
                 index,
+                source=source,
                 prompt_tokens=_length(source, self._manifest),
             )
             for index, source in enumerate(sources)
@@ -187,13 +180,25 @@ class RequestReader:
         return token
 
     def _template(self, options: Options) -> Request:
-        request = checked_options(
-            options, self._manifest, self._tokenizer, self._recommended, self._adapters
+        return checked_options(
+            options,
+            self._manifest,
+            self._tokenizer,
+            recommended=lambda: self.recommended_sampling,
+            adapters=self._adapters,
+            constraints=self._constraints,
         )
-        return replace(request, constraints=self._constraints)
 
     def _request(
-        self, template: Request, prompt: list[int], index: int, *, prompt_tokens: int
+        self,
+        template: Request,
+        prompt: list[int],
+        index: int,
+        *,
+        prompt_tokens: int | None = None,
+        source: Source | None = None,
+        draft: Draft | None = None,
+        pictures: tuple[Picture, ...] = (),
     ) -> Request:
         """The request for the prompt or source at position `index` of a batch."""
         context = self._manifest.context_length
@@ -216,8 +221,17 @@ class RequestReader:
         sampling = template.sampling
         if sampling.seed is not None and index > 0:  # seeds of a batch count up
             sampling = replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
+        features = self._manifest.features if pictures else None
         return replace(
-            template, prompt=prompt, limit=limit, prompt_tokens=prompt_tokens, sampling=sampling
+            template,
+            prompt=prompt,
+            limit=limit,
+            prompt_tokens=len(prompt) if prompt_tokens is None else prompt_tokens,
+            sampling=sampling,
+            source=source,
+            draft=draft,
+            pictures=pictures,
+            placeholder=None if features is None else features.token,
         )
 
 

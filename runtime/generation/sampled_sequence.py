@@ -135,8 +135,8 @@ class SampledSequence(ActiveSequence):
 
     def completion(self) -> Completion:
         """The result."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if self.finish_reason is None or self.finish_reason == "error":
             raise InputError(
                 "completion: the stream has not ended. Read it to the end, or close it."

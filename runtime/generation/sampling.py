@@ -26,7 +26,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.errors import InputError, NumericError, SamplingError
+from ortolan.runtime.errors import NumericError, SamplingError
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.truncation import keep_min_p, keep_top_k, keep_top_p
 
@@ -39,7 +39,6 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, vocab_size: int, *, prompt: Iterable[int] = ()) -> None:
         self._sampling = sampling
-        self._shape = (vocab_size,)
         self._step = 0
         # created on first use: seeding takes longer than a step of a tiny model
         self._bits: np.random.PCG64 | None = None
@@ -57,7 +56,7 @@ class Sampler:
         if sampling.repetition_penalty != 1:
             self._seen = _Tally(vocab_size)
             for token in prompt:
-                self._seen.add(_checked_id(token, vocab_size))
+                self._seen.add(token)
         self._generated: _Tally | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:
             self._generated = _Tally(vocab_size)
@@ -88,7 +87,6 @@ class Sampler:
 
     def record(self, token: int) -> None:
         """Count a token that was not chosen by `next`."""
-        _checked_id(token, *self._shape)
         self._step += 1
         for tally in self._tallies:
             tally.add(token)
@@ -138,11 +136,6 @@ class Sampler:
 
     def _adjusted(self, logits_V: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply steps 1 to 3. Returns the row itself if there is nothing to do, else a copy."""
-        if logits_V.shape != self._shape:
-            raise InputError(
-                f"logits: expected shape {self._shape}, got {logits_V.shape}. "
-                "Make the sampler with the model's vocabulary size."
-            )
         if not self._adjusts:
             return logits_V
         sampling, scores_V = self._sampling, self._scratch_V
@@ -239,12 +232,3 @@ def _pick(weights_N: NDArray[np.float64], uniform: float) -> int:
     sums = np.cumsum(weights_N)
     # side="right" skips weights of 0; a uniform below 1 stays below the total when rounded
     return int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-
-
-def _checked_id(token: int, vocab_size: int) -> int:
-    if not 0 <= token < vocab_size:
-        raise InputError(
-            f"Token ids must be 0 to {vocab_size - 1} (got {token}). "
-            "Encode the prompt with this bundle's tokenizer."
-        )
-    return token

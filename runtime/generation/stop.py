@@ -15,7 +15,7 @@ class StopMatcher:
     """Matches stop texts. The work per piece does not depend on the length of the stop texts."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._searches = [_Search(text) for text in checked_stop(texts)]
+        self._searches = [_Search(text) for text in texts]
         self._held = ""
         self._stopped = False
 

@@ -18,7 +18,7 @@ from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS, batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import typed
-from ortolan.runtime.generation.retries import TRIES
+from ortolan.runtime.generation.active_sequence import TRIES
 
 WINDOW = 8 * MAX_BATCH_ROWS
 """Number of waiting inputs among which those of similar length are sought."""

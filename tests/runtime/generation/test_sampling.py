@@ -1,7 +1,7 @@
 """Sampling: against Hugging Face's processors, against plain formulas, and its laws."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,8 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from syrupy.assertion import SnapshotAssertion
-from tests.refusals import refusal
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -323,20 +321,6 @@ def test_greedy_takes_the_lowest_id_of_ties_whatever_the_filters() -> None:
     for sampling in (Sampling(), filtered):
         token = Sampler(sampling, 4).next(row(1, 5, 5, 5))
         assert (token, type(token)) == (1, int)
-
-
-REFUSED: dict[str, Callable[[], object]] = {
-    "prompt": lambda: Sampler(Sampling(repetition_penalty=1.1), V, prompt=[0, V]),
-    "negative": lambda: Sampler(Sampling(), V).record(-1),
-    "recorded": lambda: Sampler(Sampling(), V).record(2**40),
-    "shorter": lambda: Sampler(Sampling(), V).next(np.zeros(V - 1, np.float32)),
-    "longer": lambda: Sampler(Sampling(), V).next(np.zeros(V + 1, np.float32)),
-    "two axes": lambda: Sampler(Sampling(), V).next(np.zeros((1, V), np.float32)),
-}
-
-
-def test_tokens_and_logits_of_another_vocabulary_are_refused(snapshot: SnapshotAssertion) -> None:
-    assert {name: refusal(call) for name, call in REFUSED.items()} == snapshot
 
 
 # --- logits that are not finite -------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 
-from ortolan.runtime.generation.stop import StopMatcher
+from ortolan.runtime.generation.stop import StopMatcher, checked_stop
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
 LETTERS = st.text("ab", max_size=40) | st.text(max_size=20)
@@ -99,7 +99,7 @@ INVALID: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_stop_texts_are_refused(name: str, snapshot: SnapshotAssertion) -> None:
-    assert refusal(lambda: StopMatcher(INVALID[name])) == snapshot
+    assert refusal(lambda: checked_stop(INVALID[name])) == snapshot
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "🙂"])
