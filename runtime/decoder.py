@@ -30,6 +30,7 @@ from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import as_list, is_batch
+from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
@@ -68,7 +69,8 @@ class Decoder(ChatModel, Model):
         features, pictures = bundle.manifest.features, engine.pictures
         media = None
         if encoder is not None and features is not None and pictures is not None:
-            media = MediaReader(encoder._engine, encoder._reader, features, pictures)
+            source = source_of(encoder.manifest, None)
+            media = MediaReader(encoder._engine, source, features, pictures)
         self._reader = cache(  # by tokenizer
             lambda own: RequestReader(bundle, own, adapters=self._adapters, media=media)
         )

@@ -12,18 +12,9 @@ from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import Output, wrong_kind
-from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification, classification
-from ortolan.runtime.encoding.comparison import IMAGE_TEMPLATE, check_multi_label, compared
-from ortolan.runtime.encoding.entailment import (
-    TEMPLATE,
-    entailed,
-    entailment_of,
-    pairs_of,
-    sentences_of,
-)
 from ortolan.runtime.encoding.filling import Filling, blanks_of, filled
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
@@ -31,6 +22,16 @@ from ortolan.runtime.encoding.token_classification import (
     TokenClassification,
     checked_aggregation,
     classified,
+)
+from ortolan.runtime.encoding.zero_shot import (
+    IMAGE_TEMPLATE,
+    TEMPLATE,
+    check_multi_label,
+    compared,
+    entailed,
+    entailment_of,
+    pairs_of,
+    sentences_of,
 )
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, WindowIds
@@ -60,6 +61,7 @@ class EncoderCalls:
         embed_texts: EmbedTexts | None = None,
     ) -> None:
         self._embed_texts = embed_texts
+        self._reader = reader
         self.rows = Rows(engine, reader, output)
         self._manifest = engine.manifest
         self._output = output
@@ -172,14 +174,14 @@ class EncoderCalls:
     def states(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
         """A vector for each token of each input."""
         self._expect("states", what="states", expected="an encoder without a head")
-        return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
+        return EncoderCall(self.rows.items(inputs, truncate=truncate), list)
 
     def logits(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
         """Logits for each token of each input."""
         if self._output.kind not in ("logits", "ctc"):
             expected = "an encoder with a language model's head, or one of sounds with CTC"
             raise wrong_kind(self._manifest, what="logits", expected=expected)
-        return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
+        return EncoderCall(self.rows.items(inputs, truncate=truncate), list)
 
     def wave_logits(self, wave_N: NDArray[np.float32]) -> EncoderCall[Row]:
         """Logits of a wave that was read, `(vectors, symbols)`."""
@@ -193,11 +195,8 @@ class EncoderCalls:
         """Put a prompt of the model before each text."""
         if name is not None and not isinstance(name, str):
             raise InputError(f"prompt must be the name of a prompt (got {shown(name)}).")
-        source = self._manifest.source
-        prompts = source.prompts if isinstance(source, TextSource) else {}
-        chosen = name
-        if name is None and isinstance(source, TextSource):
-            chosen = source.default_prompt
+        prompts = self._reader.prompts
+        chosen = self._reader.default_prompt if name is None else name
         if not chosen:
             return inputs
         if chosen not in prompts:
@@ -216,10 +215,6 @@ class EncoderCalls:
 
 def _stacked(rows: list[Row], *, size: int) -> NDArray[np.float32]:
     return np.stack(rows) if rows else np.empty((0, size), np.float32)
-
-
-def _as_they_are(rows: list[Row]) -> list[Row]:
-    return rows
 
 
 def _classified(

@@ -1,7 +1,6 @@
 """Rows: reads inputs of an encoder and computes their outputs."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,10 +39,16 @@ class Rows:
                 Item(index=index, is_alone=is_alone, length=length, image=value)
                 for index, value in enumerate(batch)
             ]
-        read = partial(self._reader.read_spans if spans else self._reader.read, truncate=truncate)
-        return [
-            self._item(read, value, index, is_alone=is_alone) for index, value in enumerate(batch)
-        ]
+        read = self._reader.read_spans if spans else self._reader.read
+        items = []
+        for index, value in enumerate(batch):
+            try:
+                items.append(self.item(read(value, truncate=truncate), index, is_alone=is_alone))
+            except InputError as error:
+                if is_alone:
+                    raise
+                raise type(error)(f"input {index}: {error}") from error
+        return items
 
     def windows(self, question: str, context: str, *, stride: int | None) -> list[Item]:
         """Read a question with each part of its context; same errors as `read_windows`."""
@@ -51,10 +56,7 @@ class Rows:
         overlap = min(most // 2, STRIDE) if stride is None else stride
         windows = self._reader.read_windows(question, context, max_tokens=most, stride=overlap)
         is_alone = len(windows) == 1
-        return [
-            Item(index=index, is_alone=is_alone, length=len(ids), ids=ids)
-            for index, ids in enumerate(windows)
-        ]
+        return [self.item(ids, index, is_alone=is_alone) for index, ids in enumerate(windows)]
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
         """Compute the outputs of a batch, by one call of the graph if all have one size.
@@ -71,17 +73,6 @@ class Rows:
             source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
             for item, source in zip(items, sources, strict=True)
         ]
-
-    def _item(
-        self, read: Callable[[Any], Source], value: Any, index: int, *, is_alone: bool
-    ) -> Item:
-        try:
-            ids = read(value)
-        except InputError as error:
-            if is_alone:
-                raise
-            raise type(error)(f"input {index}: {error}") from error
-        return self.item(ids, index, is_alone=is_alone)
 
     def item(self, ids: Source, index: int, *, is_alone: bool) -> Item:
         """An input that was read."""

@@ -75,7 +75,8 @@ class MediaReader:
         return Seen(picture, picture.ids)
 
     def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return np.concatenate([vectors_of(self._encoder, self._source, part) for part in parts])
+        vectors = [vectors_of(self._encoder, self._source, part) for part in parts]
+        return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
 def vectors_of(

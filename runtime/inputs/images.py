@@ -18,7 +18,7 @@ from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError, MissingExtraError
-from ortolan.runtime.inputs.media_file import contents
+from ortolan.runtime.inputs.medium import contents
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.errors import InputError, MissingExtraError
-from ortolan.runtime.inputs.media_file import contents
+from ortolan.runtime.inputs.medium import contents
 
 FORMATS = ("AIFF", "FLAC", "MP3", "OGG", "WAV", "WAVEX")
 """Formats to decode, as soundfile names them. Others are rare and rarely tested."""

@@ -2,15 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
-from ortolan.runtime.bundle.sources import MediaSource
-from ortolan.runtime.errors import BundleKindError, InputError
+from ortolan.runtime.errors import BundleKindError
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.images import Image
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
@@ -31,8 +30,6 @@ Source = list[int] | NDArray[np.float32]
 """A text as token ids, an image as pixels `(channels, height, width)`, or a sound as a spectrogram
 `(bins, frames)` or a wave `(samples,)`."""
 
-S = TypeVar("S", bound=MediaSource)
-
 Feeds = dict[str, NDArray[Any]]
 """Inputs of a graph by name."""
 
@@ -42,11 +39,15 @@ class SourceReader(ABC):
 
     Attributes:
         max_tokens: maximum number of tokens of a text.
+        prompts: texts that an embedding model was trained with before others, by name.
+        default_prompt: name of the one to use if the caller names none.
         is_alone: whether each input is a call of its own, since padding would change it.
         deferred: number of tokens that an input counts as before it is read, if it is read when it
             is computed, since it is far larger than its file; `None` reads at once.
     """
 
+    prompts: Mapping[str, str] = {}
+    default_prompt: str | None = None
     is_alone = False
     deferred: int | None = None
 
@@ -70,9 +71,9 @@ class SourceReader(ABC):
         """Return graph inputs for a batch of sources: one call, or one for each."""
         return [self.feeds([source]) for source in batch] if self.is_alone else [self.feeds(batch)]
 
-    @abstractmethod
     def checked_truncate(self, truncate: bool) -> bool:
         """Return the flag if it applies to this encoder; or InputError."""
+        return checked_flag("truncate", truncate)
 
     def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
         """Return a text as token ids that know their characters; same errors as `read`."""
@@ -108,29 +109,6 @@ class SourceReader(ABC):
 
     def _wrong(self, what: str, expected: str) -> BundleKindError:
         return wrong_kind(self._manifest, what=what, expected=expected)
-
-
-class MediaSourceReader(SourceReader, Generic[S]):
-    """Reads images or sounds."""
-
-    def __init__(self, manifest: Manifest, source: S) -> None:
-        super().__init__(manifest)
-        self._source = source
-
-    def checked_truncate(self, truncate: bool) -> bool:
-        """Refuse to cut."""
-        if checked_flag("truncate", truncate):
-            raise InputError(f"truncate is for texts, and this encoder reads {self._source.words}.")
-        return truncate
-
-    def read(self, value: Any, *, truncate: bool = False) -> NDArray[np.float32]:
-        """See `SourceReader`."""
-        self.checked_truncate(truncate)
-        return self._read(value)
-
-    @abstractmethod
-    def _read(self, value: Any) -> NDArray[np.float32]:
-        """Read one image or sound."""
 
 
 def has_parts(prompt: Any) -> bool:

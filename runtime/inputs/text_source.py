@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, TYPES
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import TextSource
@@ -27,6 +26,7 @@ class TextReader(SourceReader):
         if not isinstance(source, TextSource):
             source = TextSource(max_tokens=manifest.context_length)
         self.max_tokens = source.max_tokens
+        self.prompts, self.default_prompt = source.prompts, source.default_prompt
         self._vocab_size = source.vocab_size or manifest.vocab_size
         self._types, self._has_pairs = source.types, source.pairs
         self._filler, self._padding = source.padding, manifest.tokens.pad or 0
@@ -46,10 +46,6 @@ class TextReader(SourceReader):
         missing = 0 if self._filler is None else self.max_tokens - len(ids)
         return ids + [self._filler or 0] * missing if missing else ids
 
-    def checked_truncate(self, truncate: bool) -> bool:
-        """See `SourceReader`."""
-        return checked_flag("truncate", truncate)
-
     def feeds(self, batch: Sequence[Source]) -> Feeds:
         """Return graph inputs; texts are padded on the right."""
         texts = pad(batch, padding=self._padding)
@@ -65,12 +61,8 @@ class TextReader(SourceReader):
             raise InputError(
                 f"Labels of tokens need a text, whose characters they name (got {shown(value)})."
             )
-        if self._tokenizer is None:
-            raise no_tokenizer("text")
-        most = self.max_tokens if truncate else None
-        if not truncate:
-            self._tokenizer.check_length(value, self.max_tokens)
-        ids, spans = self._tokenizer.encode_spans(value, max_tokens=most)
+        tokenizer, most = self._encoding("text", [value], truncate=truncate)
+        ids, spans = tokenizer.encode_spans(value, max_tokens=most)
         if not any(spans):
             raise _no_tokens(value)
         return self._checked_length(SpannedIds(value, ids, spans))
@@ -79,11 +71,8 @@ class TextReader(SourceReader):
         self, question: str, context: str, *, max_tokens: int, stride: int
     ) -> list[WindowIds]:
         """See `SourceReader`."""
-        if self._tokenizer is None:
-            raise no_tokenizer("question and context")
-        windows = self._tokenizer.pair_windows(
-            question, context, max_tokens=max_tokens, stride=stride
-        )
+        tokenizer, _ = self._encoding("question and context", (), truncate=True)
+        windows = tokenizer.pair_windows(question, context, max_tokens=max_tokens, stride=stride)
         if not any(windows[0].words):
             raise _no_tokens(context)
         self._check_types(windows[0].types)
@@ -97,30 +86,34 @@ class TextReader(SourceReader):
             )
         return ids
 
-    def _encode(self, text: str, *, truncate: bool) -> list[int]:
+    def _encoding(
+        self, what: str, texts: Sequence[str], *, truncate: bool
+    ) -> tuple[Tokenizer, int | None]:
+        """The tokenizer, and the tokens to cut at; texts that are not cut may not be too long."""
         if self._tokenizer is None:
-            raise no_tokenizer("text")
+            raise no_tokenizer(what)
         if truncate:
-            ids = self._tokenizer.encode_start(text, max_tokens=self.max_tokens)
-        else:
+            return self._tokenizer, self.max_tokens
+        for text in texts:
             self._tokenizer.check_length(text, self.max_tokens)
-            ids = self._tokenizer.encode(text)
+        return self._tokenizer, None
+
+    def _encode(self, text: str, *, truncate: bool) -> list[int]:
+        tokenizer, most = self._encoding("text", [text], truncate=truncate)
+        ids = (
+            tokenizer.encode(text)
+            if most is None
+            else tokenizer.encode_start(text, max_tokens=most)
+        )
         if len(ids) <= self._added:
             raise _no_tokens(text)
         return ids
 
     def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
-        if self._tokenizer is None:
-            raise no_tokenizer("pairs of texts")
-        most = self.max_tokens if truncate else None
-        if not truncate:
-            for text in texts:
-                self._tokenizer.check_length(text, self.max_tokens)
+        tokenizer, most = self._encoding("pairs of texts", texts, truncate=truncate)
         if self._types == 1:
-            return self._tokenizer.encode_pair(
-                *texts, max_tokens=most, has_types=not self._has_pairs
-            )
-        ids, types = self._tokenizer.encode_typed_pair(*texts, max_tokens=most)
+            return tokenizer.encode_pair(*texts, max_tokens=most, has_types=not self._has_pairs)
+        ids, types = tokenizer.encode_typed_pair(*texts, max_tokens=most)
         self._check_types(types)
         return TypedIds(ids, types)
 

@@ -64,7 +64,7 @@ def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bo
     rounded = (max(source.patch, round(own / source.square) * source.square) for own in size)
     if not split or math.prod(rounded) <= grid.pixels:
         return Cut([whole], 0, 0)
-    rows, columns = _closest(size, (side, side), grid.least, grid.most)
+    rows, columns = closest(size, (side, side), grid)
     if rows * columns == 1:
         return Cut([whole], 0, 0)
     filled_HWC = resized(values_HWC, rows * side, columns * side, source)
@@ -92,19 +92,14 @@ def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
     return "".join((*parts, tiles.whole, placeholder, tiles.end))
 
 
-def closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) -> tuple[int, int]:
-    """Number of rows and columns whose ratio is closest to that of the image's sides."""
-    return _closest(size, (source.height, source.width), shape.least, shape.most)
-
-
-def _closest(
-    size: tuple[int, ...], tile: tuple[int, int], least: int, most: int
+def closest(
+    size: tuple[int, ...], tile: tuple[int, int], shape: ClosestShape | Oversized
 ) -> tuple[int, int]:
-    """The closest shape of `least` to `most` tiles."""
+    """Number of rows and columns whose ratio is closest to that of the image's sides."""
     height, width = size
     best, smallest = (1, 1), math.inf
-    pairs = itertools.product(range(1, most + 1), repeat=2)
-    counted = [pair for pair in pairs if least <= math.prod(pair) <= most]
+    pairs = itertools.product(range(1, shape.most + 1), repeat=2)
+    counted = [pair for pair in pairs if shape.least <= math.prod(pair) <= shape.most]
     for columns, rows in sorted(counted, key=math.prod):
         difference = abs(width / height - columns / rows)
         fits = 2 * height * width > rows * columns * math.prod(tile)
@@ -118,7 +113,7 @@ def _grid(size: tuple[int, ...], source: ImageSource, tiles: Tiles) -> tuple[int
     if not tiles.split:
         return 1, 1
     if isinstance(tiles.grid, ClosestShape):
-        return closest(size, source, tiles.grid)
+        return closest(size, (source.height, source.width), tiles.grid)
     height, width = _filled(size, source)
     return height // source.height, width // source.width
 

@@ -280,7 +280,7 @@ class Tokenizer:
         Raises:
             TokenizerError: an id is outside the vocabulary.
         """
-        return [self._label(self._checked(token)) for token in _listed(ids)]
+        return [self._label(token) for token in self._checked_ids(ids)]
 
     def _label(self, token: int) -> str:
         text = self._decode([token], skip_special_tokens=False)
@@ -294,8 +294,7 @@ class Tokenizer:
         Raises:
             TokenizerError: an id is outside the vocabulary, or the tokenizer fails on the ids.
         """
-        checked = [self._checked(token) for token in _listed(ids)]
-        return self._decode(checked, skip_special_tokens=skip_special_tokens)
+        return self._decode(self._checked_ids(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; it may end inside a character."""
@@ -306,8 +305,7 @@ class Tokenizer:
 
     def special_ids(self) -> list[int]:
         """Return the ids of the special tokens, ascending."""
-        added = self._library.get_added_tokens_decoder()
-        return sorted(token for token, content in added.items() if content.special)
+        return sorted(token for token, added in self._added.items() if added.special)
 
     def to_json(self) -> str:
         """Return a tokenizer.json, for another library."""
@@ -362,6 +360,11 @@ class Tokenizer:
                 "UTF-8 or UTF-16."
             ) from None
 
+    def _checked_ids(self, ids: Iterable[int]) -> list[int]:
+        if not isinstance(ids, Iterable):
+            raise TokenizerError(f"ids must be a list of integers (got {type(ids).__name__}).")
+        return [self._checked(token) for token in ids]
+
     def _checked(self, token: int) -> int:
         """Return an id of the vocabulary as a plain int."""
         try:
@@ -397,15 +400,6 @@ def _shortened(first: int, second: int, most: int) -> tuple[int, int]:
         if shorter + longer > most:
             shorter, longer = most // 2, most - most // 2
     return (shorter, longer) if first <= second else (longer, shorter)
-
-
-def _listed(ids: Iterable[int]) -> Iterable[int]:
-    try:
-        return iter(ids)
-    except TypeError:
-        raise TokenizerError(
-            f"ids must be a list of integers (got {type(ids).__name__})."
-        ) from None
 
 
 def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:

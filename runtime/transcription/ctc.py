@@ -53,19 +53,6 @@ class CtcOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A part of a long sound.
-
-    Attributes:
-        samples: that it reads.
-        vectors: of it, which count.
-    """
-
-    samples: slice
-    vectors: slice
-
-
-@dataclass(frozen=True, slots=True)
 class _Run:
     """A symbol at neighbouring vectors, from `start` to before `end`."""
 
@@ -109,11 +96,11 @@ class CtcTranscriber:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the most probable symbol of every vector, and its log-probability, `(T,)` each."""
         best, logprobs = [np.empty(0, np.int64)], [np.empty(0)]
-        for window in windows(len(samples_N), self._source):
+        for read, counts in windows(len(samples_N), self._source):
             if self._cancelled is not None and self._cancelled():
                 break
-            wave_N = wave_of(samples_N[window.samples], self._source)
-            logits_TV = self._compute(wave_N)[window.vectors].astype(np.float64)
+            wave_N = wave_of(samples_N[read], self._source)
+            logits_TV = self._compute(wave_N)[counts].astype(np.float64)
             top_T = logits_TV.max(1)
             best.append(logits_TV.argmax(1))
             logprobs.append(-np.log(np.exp(logits_TV - top_T[:, None]).sum(1)))
@@ -165,15 +152,17 @@ class CtcTranscriber:
         )
 
 
-def windows(samples: int, source: WaveSource) -> Iterator[Window]:
-    """Cut a sound into windows whose counting vectors follow each other without a gap.
+def windows(samples: int, source: WaveSource) -> Iterator[tuple[slice, slice]]:
+    """Cut a sound into windows: samples to read, and those of their vectors that count.
+
+    The vectors that count follow each other without a gap.
 
     A sound that fits is one window. Others are cut as transformers' pipeline does with a
     `chunk_length_s` of the encoder's `seconds`.
     """
     longest, side = source.vectors, source.vectors // SIDES
     if samples <= source.samples:
-        yield Window(slice(0, samples), slice(None))
+        yield slice(0, samples), slice(None)
         return
     # the last vectors of a window would read beyond it
     if side <= longest - source.length(source.samples):
@@ -186,7 +175,7 @@ def windows(samples: int, source: WaveSource) -> Iterator[Window]:
     while not is_last:
         first = start * source.hop
         is_last = first + source.samples >= samples
-        yield Window(
+        yield (
             slice(first, min(first + source.samples, samples)),
             slice(side if start else 0, None if is_last else longest - side),
         )

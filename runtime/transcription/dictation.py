@@ -23,7 +23,7 @@ from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, cancel_function
 from ortolan.runtime.inputs.audio import Sound, read_samples
-from ortolan.runtime.transcription.quiet import quiet_cut
+from ortolan.runtime.transcription.recording import quiet_cut
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 if TYPE_CHECKING:

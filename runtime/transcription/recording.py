@@ -1,5 +1,10 @@
 """Sounds that are read window by window, whole or while they are recorded.
 
+Long waves are cut where they are quietest:
+
+    sound     ..... hello there ...... how are you ......
+    windows   |----------------------|------------------|
+
 Shape letters: N samples, M mel bins, F frames.
 """
 
@@ -13,11 +18,17 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError
 from ortolan.runtime.inputs.audio import log_mel, wave_of
-from ortolan.runtime.transcription.quiet import SEARCHED, quiet_cut
 
 TOKENS_PER_SECOND = 6.5
 """Default of the most tokens for a second of a wave: English has fewer, and a model that repeats
 itself ends there. Source: the model cards of Moonshine."""
+
+SEARCHED = 8
+"""The quietest place is looked for in the last eighth of a part."""
+
+QUIET_FRAMES_PER_SECOND = 100
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +42,25 @@ class Window:
         most_tokens: most new tokens; `None` without a limit.
     """
 
-    source: NDArray[np.float32]
+    source: Array
     vectors: int
     seconds: float
     most_tokens: int | None = None
 
 
 class Windows(ABC):
-    """A sound that is read window by window."""
+    """A sound that is read window by window, and may grow.
 
-    def __init__(self, source: AudioSource | WaveSource) -> None:
+    Attributes:
+        step: samples for a vector.
+    """
+
+    step: int
+
+    def __init__(self, source: AudioSource | WaveSource, samples_N: Array) -> None:
         self._rate = source.rate
         self._at = 0
+        self._samples_N = samples_N  # from the current window on
 
     @property
     def start(self) -> float:
@@ -50,148 +68,100 @@ class Windows(ABC):
         return self._at / self._rate
 
     @property
-    @abstractmethod
     def is_done(self) -> bool:
         """Whether all windows were read."""
+        return self._size == 0
+
+    @property
+    @abstractmethod
+    def is_full(self) -> bool:
+        """Whether what follows can no longer change the current window."""
+
+    @property
+    @abstractmethod
+    def _size(self) -> int:
+        """Samples of the current window."""
 
     @abstractmethod
     def window(self) -> Window:
         """Return the current window."""
 
-    @abstractmethod
-    def move(self, vectors: int | None) -> None:
-        """Start the next window this number of vectors later; `None` for the end of this one."""
-
-
-class LiveWindows(Windows):
-    """A sound that grows."""
-
-    def __init__(self, source: AudioSource | WaveSource) -> None:
-        super().__init__(source)
-        self._samples_N = np.zeros(0, np.float32)
-
-    @property
-    @abstractmethod
-    def is_full(self) -> bool:
-        """Whether there is a whole window."""
-
-    def extend(self, samples_N: NDArray[np.float32]) -> None:
+    def extend(self, samples_N: Array) -> None:
         """Add samples at the rate of the encoder."""
         self._samples_N = np.concatenate([self._samples_N, samples_N])
 
-    def _drop(self, samples: int) -> None:
-        """Go on after the first samples."""
+    def move(self, vectors: int | None) -> None:
+        """Start the next window this number of vectors later; `None` for the end of this one."""
+        samples = self._size if vectors is None else vectors * self.step
         self._at += samples
         self._samples_N = self._samples_N[samples:]
 
 
-def whole_windows(
-    samples_N: NDArray[np.float32],
+def windows_of(
+    samples_N: Array | None,
     source: AudioSource | WaveSource,
     *,
     context_length: int,
     tokens_per_second: float = TOKENS_PER_SECOND,
 ) -> Windows:
-    """Return the windows of a whole sound."""
-    if isinstance(source, AudioSource):
-        return Recording(samples_N, source)
-    parts = WaveParts(source, context_length, tokens_per_second)
-    parts.extend(samples_N)
-    return parts
+    """Return the windows of a whole sound, or of one that is recorded (`None`)."""
+    if isinstance(source, WaveSource):
+        return _WaveParts(samples_N, source, context_length, tokens_per_second)
+    return _Spectrograms(source) if samples_N is None else _Spectrogram(samples_N, source)
 
 
-def live_windows(
-    source: AudioSource | WaveSource,
-    *,
-    context_length: int,
-    tokens_per_second: float = TOKENS_PER_SECOND,
-) -> LiveWindows:
-    """Return the windows of a sound that is recorded; arguments as of `whole_windows`."""
-    if isinstance(source, AudioSource):
-        return LiveRecording(source)
-    return WaveParts(source, context_length, tokens_per_second)
-
-
-class Recording(Windows):
-    """A whole sound. Its loudest part sets the scale of all windows, as in training."""
-
-    def __init__(self, samples_N: NDArray[np.float32], source: AudioSource) -> None:
-        super().__init__(source)
-        self._source = source
-        self._frames = max(1, len(samples_N) // source.hop)
-        missing = max(0, source.samples - len(samples_N))
-        self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)
-
-    @property
-    def is_done(self) -> bool:
-        """See `Windows`."""
-        return self._left <= 0
-
-    def window(self) -> Window:
-        """See `Windows`."""
-        size, first = self._source.frames, self._at // self._source.hop
-        window_MF = self._features_MF[:, first : first + size]
-        padded_MF = np.pad(window_MF, ((0, 0), (0, size - window_MF.shape[1])))
-        return _window(padded_MF, self._source, self._left)
-
-    def move(self, vectors: int | None) -> None:
-        """See `Windows`."""
-        frames = self._left if vectors is None else vectors * _stride(self._source)
-        self._at += frames * self._source.hop
-
-    @property
-    def _left(self) -> int:
-        """Frames of the sound in the current window."""
-        return min(self._frames - self._at // self._source.hop, self._source.frames)
-
-
-class LiveRecording(LiveWindows):
+class _Spectrograms(Windows):
     """A sound that grows. Each window has its own scale, since what follows is not known."""
 
-    def __init__(self, source: AudioSource) -> None:
-        super().__init__(source)
+    def __init__(self, source: AudioSource, samples_N: Array | None = None) -> None:
+        super().__init__(source, np.zeros(0, np.float32) if samples_N is None else samples_N)
         self._source = source
-
-    @property
-    def is_done(self) -> bool:
-        """See `Windows`."""
-        return self._left == 0
+        self.step = source.frames // source.vectors * source.hop
 
     @property
     def is_full(self) -> bool:
-        """See `LiveWindows`."""
-        return self._left == self._source.frames
-
-    def window(self) -> Window:
-        """See `Windows`."""
-        source = self._source
-        samples_N = self._samples_N[: source.samples]
-        padded_N = np.pad(samples_N, (0, source.samples - len(samples_N)))
-        return _window(log_mel(padded_N, source), source, self._left)
-
-    def move(self, vectors: int | None) -> None:
-        """See `Windows`."""
-        frames = self._left if vectors is None else vectors * _stride(self._source)
-        self._drop(frames * self._source.hop)
+        return self._size == self._source.samples
 
     @property
-    def _left(self) -> int:
-        """Frames of the sound in the current window."""
-        return min(len(self._samples_N) // self._source.hop, self._source.frames)
+    def _size(self) -> int:
+        hop = self._source.hop
+        return min(len(self._samples_N) // hop * hop, self._source.samples)
+
+    def window(self) -> Window:
+        vectors = max(1, self._size // self.step)
+        seconds = vectors * self._source.step_s
+        return Window(source=self._features(), vectors=vectors, seconds=seconds)
+
+    def _features(self) -> Array:
+        samples_N = self._samples_N[: self._source.samples]
+        missing = self._source.samples - len(samples_N)
+        return log_mel(np.pad(samples_N, (0, missing)), self._source)
 
 
-class WaveParts(LiveWindows):
+class _Spectrogram(_Spectrograms):
+    """A whole sound. Its loudest part sets the scale of all windows, as in training."""
+
+    def __init__(self, samples_N: Array, source: AudioSource) -> None:
+        # the shortest sound has a frame
+        super().__init__(source, np.pad(samples_N, (0, max(0, source.hop - len(samples_N)))))
+        missing = max(0, source.samples - len(samples_N))
+        self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)
+
+    def _features(self) -> Array:
+        size, first = self._source.frames, self._at // self._source.hop
+        window_MF = self._features_MF[:, first : first + size]
+        return np.pad(window_MF, ((0, 0), (0, size - window_MF.shape[1])))
+
+
+class _WaveParts(Windows):
     """A sound, whole or growing, that is cut where it is quietest."""
 
     def __init__(
-        self,
-        source: WaveSource,
-        context_length: int,
-        tokens_per_second: float = TOKENS_PER_SECOND,
+        self, samples_N: Array | None, source: WaveSource, context_length: int, pace: float
     ) -> None:
-        super().__init__(source)
-        self._source, self._pace = source, tokens_per_second
-        room = int((context_length - 1) / tokens_per_second * source.rate)
+        super().__init__(source, np.zeros(0, np.float32) if samples_N is None else samples_N)
+        self._source, self._pace, self.step = source, pace, source.hop
+        room = int((context_length - 1) / pace * source.rate)
         self._longest = min(source.samples, room)
         if self._longest // SEARCHED <= source.window:
             raise ContextLengthError(
@@ -201,33 +171,11 @@ class WaveParts(LiveWindows):
             )
 
     @property
-    def is_done(self) -> bool:
-        """See `Windows`."""
-        return len(self._samples_N) == 0
-
-    @property
     def is_full(self) -> bool:
-        """See `LiveWindows`."""
         return len(self._samples_N) > self._longest + self._source.window
 
-    def window(self) -> Window:
-        """See `Windows`."""
-        source, end = self._source, self._end
-        seconds = end / source.rate
-        return Window(
-            source=wave_of(self._samples_N[:end], source),
-            vectors=math.ceil(end / source.hop),
-            seconds=seconds,
-            most_tokens=math.ceil(seconds * self._pace),
-        )
-
-    def move(self, vectors: int | None) -> None:
-        """See `Windows`."""
-        self._drop(self._end if vectors is None else vectors * self._source.hop)
-
     @property
-    def _end(self) -> int:
-        """Samples of the current window."""
+    def _size(self) -> int:
         return quiet_cut(
             self._samples_N,
             rate=self._source.rate,
@@ -235,13 +183,25 @@ class WaveParts(LiveWindows):
             shortest=self._source.window,
         )
 
+    def window(self) -> Window:
+        size = self._size
+        seconds = size / self._source.rate
+        return Window(
+            source=wave_of(self._samples_N[:size], self._source),
+            vectors=math.ceil(size / self._source.hop),
+            seconds=seconds,
+            most_tokens=math.ceil(seconds * self._pace),
+        )
 
-def _stride(source: AudioSource) -> int:
-    """Frames per vector."""
-    return source.frames // source.vectors
 
-
-def _window(features_MF: NDArray[np.float32], source: AudioSource, frames: int) -> Window:
-    """The window of a spectrogram whose first frames are those of the sound."""
-    vectors = max(1, frames // _stride(source))
-    return Window(source=features_MF, vectors=vectors, seconds=vectors * source.step_s)
+def quiet_cut(samples_N: Array, *, rate: int, longest: int, shortest: int = 0) -> int:
+    """Return the number of samples of the first part of a sound; all of it if it fits."""
+    if len(samples_N) <= longest:
+        return len(samples_N)
+    frame = max(1, rate // QUIET_FRAMES_PER_SECOND)
+    start = longest - longest // SEARCHED
+    last_N = samples_N[start : min(longest, len(samples_N) - shortest)]
+    if len(last_N) < frame:
+        return start
+    frames_F = np.abs(last_N[: len(last_N) // frame * frame]).reshape(-1, frame).mean(1)
+    return start + int(frames_F.argmin()) * frame + frame // 2

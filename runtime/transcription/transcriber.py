@@ -7,6 +7,7 @@ segment. Windows of several sounds are computed together.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypedDict
 
 import numpy as np
@@ -27,8 +28,7 @@ from ortolan.runtime.transcription.recording import (
     TOKENS_PER_SECOND,
     Window,
     Windows,
-    live_windows,
-    whole_windows,
+    windows_of,
 )
 from ortolan.runtime.transcription.timestamps import Span, TimeRule, spans
 from ortolan.runtime.transcription.transcript import Segment, Transcript
@@ -70,13 +70,6 @@ class TranscribeOptions(TypedDict, total=False):
     cancel: Cancel | None
 
 
-class _Limits(TypedDict):
-    """Limits of the windows of a sound; see `whole_windows`."""
-
-    context_length: int
-    tokens_per_second: float
-
-
 @dataclass(slots=True)
 class _Hearing:
     """A sound and what was understood of it."""
@@ -104,10 +97,12 @@ class Transcriber:
             raise wrong_kind(manifest, what="transcribe", expected="a bundle that reads sounds")
         refuse_unknown("transcribe", options, TranscribeOptions.__optional_keys__)
         self._source, self._eos = manifest.source, manifest.tokens.eos
-        self._limits: _Limits = {
-            "context_length": manifest.context_length,
-            "tokens_per_second": _pace(manifest.source, options),
-        }
+        self._windows = partial(
+            windows_of,
+            source=manifest.source,
+            context_length=manifest.context_length,
+            tokens_per_second=_pace(manifest.source, options),
+        )
         self._start = start
         self._speech = manifest.speech
         self._requests, self._tokenizer, self._run = requests, tokenizer, run
@@ -124,7 +119,7 @@ class Transcriber:
     def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
         """Transcribe whole sounds; see `Seq2Seq.transcribe`."""
         samples = [self._samples(sound) for sound in sounds]
-        heard = [self._hearing(samples_N) for samples_N in samples]
+        heard = [_Hearing(self._windows(samples_N), self._opening) for samples_N in samples]
         while left := [
             hearing for hearing in heard if not hearing.windows.is_done and not hearing.is_cancelled
         ]:
@@ -147,7 +142,7 @@ class Transcriber:
         return self._live(blocks)
 
     def _live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
-        recording = live_windows(self._source, **self._limits)
+        recording = self._windows(None)
         hearing = _Hearing(recording, self._opening)
         for samples_N in read_blocks(blocks, self._source, rate=self._rate):
             recording.extend(samples_N)
@@ -171,9 +166,6 @@ class Transcriber:
                 f"{len(samples_N) / self._source.rate:.1f}). Leave it out, or split the sound."
             )
         return samples_N
-
-    def _hearing(self, samples_N: NDArray[np.float32]) -> _Hearing:
-        return _Hearing(whole_windows(samples_N, self._source, **self._limits), self._opening)
 
     def _listen(self, heard: Sequence[_Hearing]) -> None:
         """Add the segments of a window of each sound, and move to the next window."""

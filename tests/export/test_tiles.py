@@ -88,7 +88,7 @@ def test_rows_and_columns_are_those_of_transformers(least: int, most: int, runs:
     sides = [*range(1, 25), 31, 40, 57, 64, 80, 97, 128, 333]
     for size in itertools.product(sides, sides):
         columns, rows = get_optimal_tiled_canvas(size, (source.height, source.width), least, most)
-        assert closest(size, source, shape) == (rows, columns)
+        assert closest(size, (source.height, source.width), shape) == (rows, columns)
 
 
 @pytest.mark.slow

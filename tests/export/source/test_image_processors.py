@@ -35,9 +35,9 @@ from ortolan.modeling.families.reader import ConfigReader
 from ortolan.runtime.bundle.interface import PATCHES
 from ortolan.runtime.bundle.parts import Tiles
 from ortolan.runtime.bundle.sources import ImageSource, PatchSource, WholeSquares
-from ortolan.runtime.inputs.image_source import patch_feeds
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.sources import patch_feeds
 from ortolan.runtime.inputs.tiles import cut
 
 SIDE = 12
