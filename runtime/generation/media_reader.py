@@ -43,14 +43,15 @@ class MediaReader:
 
     def read(self, medium: Medium, tokenizer: Tokenizer | None) -> Seen:
         """Return an image or a sound as ids of a prompt."""
-        tiles = self._features.tiles
+        tiles, columns = self._features.tiles, None
         if medium.kind == "sounds":
-            return self._sound(medium.value, medium.rate)
-        if isinstance(tiles, Tiles):
+            parts = self._sound(medium.value, medium.rate)
+        elif isinstance(tiles, Tiles):
             return self._tiled(medium.value, tiles, tokenizer)
-        pixels = self._source.pixels(medium.value)
-        columns = self._source.columns(pixels) if self._pictures.are_grids else None
-        picture = self._pictures.find((pixels,), lambda: self._vectors((pixels,)), columns=columns)
+        else:
+            parts = [self._source.pixels(medium.value)]
+            columns = self._source.columns(parts[0]) if self._pictures.are_grids else None
+        picture = self._pictures.find(parts, lambda: self._vectors(parts), columns=columns)
         return Seen(picture, picture.ids)
 
     def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
@@ -64,15 +65,14 @@ class MediaReader:
         counts = [self._source.vectors(tile) for tile in parts.pixels]
         return Seen(picture, picture.between(tokens, token, counts))
 
-    def _sound(self, sound: Any, rate: int | None) -> Seen:
+    def _sound(self, sound: Any, rate: int | None) -> list[NDArray[np.float32]]:
         parts = self._source.parts(sound, rate=rate)
         count, most = sum(map(self._source.vectors, parts)), limits.MAX_FEATURES
         if count > most:
             raise InputError(
                 f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
             )
-        picture = self._pictures.find(parts, lambda: self._vectors(parts))
-        return Seen(picture, picture.ids)
+        return parts
 
     def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         vectors = [vectors_of(self._encoder, self._source, part) for part in parts]

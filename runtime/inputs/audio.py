@@ -49,8 +49,7 @@ def read_chunks(
     last chunk is padded with zeros: `(K, bins, frames)`.
     """
     samples_N = read_samples(sound, source, rate=rate)
-    missing = source.frames * source.hop - len(samples_N)
-    features_MF = log_mel(np.pad(samples_N, (0, max(missing, 0))), source)
+    features_MF = log_mel(samples_N, source, least=source.samples)
     chunks = math.ceil(features_MF.shape[1] / source.frames)
     rest = chunks * source.frames - features_MF.shape[1]
     padded_MF = np.pad(features_MF, ((0, 0), (0, rest)))
@@ -63,8 +62,7 @@ def read_parts(
 ) -> list[NDArray[np.float32]]:
     """Read a sound as the parts of its spectrogram that an encoder reads, `(bins, F)` each."""
     samples_N = read_samples(sound, source, rate=rate)
-    missing = max(source.shortest, source.hop) - len(samples_N)
-    features_MF = log_mel(np.pad(samples_N, (0, max(missing, 0))), source)
+    features_MF = log_mel(samples_N, source, least=max(source.shortest, source.hop))
     starts = range(0, features_MF.shape[1], source.frames)
     return [features_MF[:, start : start + source.frames] for start in starts]
 
@@ -158,13 +156,15 @@ def read_blocks(
 
 
 def log_mel(
-    samples_N: NDArray[np.float32], source: AudioSource | ChunkedSource
+    samples_N: NDArray[np.float32], source: AudioSource | ChunkedSource, *, least: int = 0
 ) -> NDArray[np.float32]:
     """Return the scaled logarithm of the mel spectrogram, `(bins, N // hop)`.
 
+    Silence fills a sound of fewer than `least` samples.
     Values are `max(log10(power), loudest - 8) / 4 + 1`, where `loudest` is the largest of the
     sound (Radford et al. 2023, "Robust Speech Recognition via Large-Scale Weak Supervision").
     """
+    samples_N = np.pad(samples_N, (0, max(0, least - len(samples_N))))
     side = source.window // 2
     padded = np.pad(samples_N, side, mode="reflect")
     frames_FW = np.lib.stride_tricks.sliding_window_view(padded, source.window)[:: source.hop]
@@ -252,13 +252,9 @@ class _Resampling:
         self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
 
     @native_call()
-    def next(self, samples_N: NDArray[np.float32]) -> NDArray[np.float32]:
-        resampled_N: NDArray[np.float32] = self._stream.resample_chunk(samples_N)
+    def next(self, samples_N: NDArray[np.float32], *, last: bool = False) -> NDArray[np.float32]:
+        resampled_N: NDArray[np.float32] = self._stream.resample_chunk(samples_N, last=last)
         return resampled_N
 
-    @native_call()
     def last(self) -> NDArray[np.float32]:
-        rest_N: NDArray[np.float32] = self._stream.resample_chunk(
-            np.zeros(0, np.float32), last=True
-        )
-        return rest_N
+        return self.next(np.zeros(0, np.float32), last=True)

@@ -245,25 +245,22 @@ def _fit(values_HWC: Values, source: ImageSource) -> Values:
 def _resized_size(size: tuple[int, ...], steps: Fit) -> tuple[int, int]:
     """Return height and width after the first step."""
     height, width = size
-    match steps.resize:
-        case None:
-            return height, width
-        case int(shortest):
-            longest = int(shortest * max(size) / min(size))
-            return (longest, shortest) if width <= height else (shortest, longest)
-        case (high, wide) if steps.inside:
-            factor = min(high / height, wide / width)
-            new = int(height * factor), int(width * factor)
-            if 0 in new:
-                raise InputError(
-                    f"An image of {width} by {height} pixels is too narrow for this model, which "
-                    "keeps proportions. Crop it first."
-                )
-            return new
-        case (high, wide):
-            return high, wide
-        case _:
-            raise TypeError(f"not a size: {steps.resize}")
+    if steps.resize is None:
+        return height, width
+    if isinstance(steps.resize, int):
+        longest = int(steps.resize * max(size) / min(size))
+        return (longest, steps.resize) if width <= height else (steps.resize, longest)
+    high, wide = steps.resize
+    if not steps.inside:
+        return high, wide
+    factor = min(high / height, wide / width)
+    new = int(height * factor), int(width * factor)
+    if 0 in new:
+        raise InputError(
+            f"An image of {width} by {height} pixels is too narrow for this model, which keeps "
+            "proportions. Crop it first."
+        )
+    return new
 
 
 def _crop(values_HWC: Values, height: int, width: int) -> Values:

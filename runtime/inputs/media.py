@@ -14,9 +14,6 @@ Part = str | Mapping[str, Any]
 """A text; an image as `{"image": image}`; or a sound as `{"audio": sound}`, where an array of
 samples may have a `"rate"`."""
 
-_KEYS: Mapping[str, str] = {"images": "image", "sounds": "audio"}
-"""Keys of parts, by what a model reads."""
-
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
@@ -42,8 +39,7 @@ def read_parts(
         raise no_tokenizer("prompt")
     features = manifest.features
     placeholder = "" if features is None else wrapped(tokenizer.text_of(features.token), features)
-    texts = (part if isinstance(part, str) else placeholder for part in read)
-    text = "".join(texts)
+    text = "".join(part if isinstance(part, str) else placeholder for part in read)
     tokenizer.check_length(text, manifest.context_length)
     return MediaPrompt(tokenizer.encode(text), media)
 
@@ -73,9 +69,9 @@ def wrapped(placeholder: str, features: Features) -> str:
 
 def _medium(part: Any) -> Medium:
     keys = set(part) if isinstance(part, Mapping) else set()
-    if keys == {_KEYS["images"]}:
+    if keys == {"image"}:
         return Medium("images", part["image"])
-    if _KEYS["sounds"] in keys <= {_KEYS["sounds"], "rate"}:
+    if "audio" in keys <= {"audio", "rate"}:
         return Medium("sounds", part["audio"], part.get("rate"))
     raise InputError(
         'A part of a prompt must be a text or {"image": image} or {"audio": sound} (got '

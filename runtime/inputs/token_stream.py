@@ -39,8 +39,9 @@ def open_stream(decoder: Any, lookup: Lookup, decode: Decode) -> TokenStream:
     if types == ["ByteLevel"]:
         return _ByteStream(lookup)
     if types in ([], ["WordPiece"], ["Metaspace"]) or _is_sentencepiece(parts):
-        return _LocalStream(lookup, decode, has_bytes="ByteFallback" in types)
-    return _WholeStream(lookup, decode)
+        has_bytes = "ByteFallback" in types
+        return _LocalStream(lookup, decode, lambda text: has_bytes and _is_byte_token(text))
+    return _LocalStream(lookup, decode, lambda text: True)
 
 
 def token_bytes(decoder: Any, text: str) -> bytes:
@@ -72,12 +73,15 @@ class _ByteStream:
 
 
 class _LocalStream:
-    """Case 2: the text of a token is what it adds to that of the one before."""
+    """Cases 2 and 3: the text of a token is what it adds to that of the one before.
 
-    def __init__(self, lookup: Lookup, decode: Decode, *, has_bytes: bool) -> None:
+    Tokens whose text `is_held` wait for one that is not, or for the end.
+    """
+
+    def __init__(self, lookup: Lookup, decode: Decode, is_held: Callable[[str], bool]) -> None:
         self._lookup = lookup
         self._decode = decode
-        self._has_bytes = has_bytes
+        self._is_held = is_held
         self._start()
 
     def _start(self) -> None:
@@ -89,7 +93,7 @@ class _LocalStream:
         text = self._lookup(token)
         if text is None:
             return ""
-        if self._has_bytes and _is_byte_token(text):
+        if self._is_held(text):
             self._held.append(token)
             return ""
         piece = self._decode([*self._before, *self._held, token])[self._before_length :]
@@ -104,24 +108,6 @@ class _LocalStream:
             piece = self._decode([*self._before, *self._held])[self._before_length :]
         self._start()
         return piece
-
-
-class _WholeStream:
-    """Case 3: nothing is final before the end."""
-
-    def __init__(self, lookup: Lookup, decode: Decode) -> None:
-        self._lookup = lookup
-        self._decode = decode
-        self._held: list[int] = []
-
-    def push(self, token: int) -> str:
-        if self._lookup(token) is not None:
-            self._held.append(token)
-        return ""
-
-    def flush(self) -> str:
-        held, self._held = self._held, []
-        return self._decode(held) if held else ""
 
 
 def _parts(decoder: Any) -> list[dict[str, Any]]:

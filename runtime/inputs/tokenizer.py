@@ -5,6 +5,7 @@ The only module that imports the `tokenizers` library, whose panics become error
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import index
@@ -420,17 +421,15 @@ def _emptied(library: tokenizers.Tokenizer) -> list[str]:
     return [content for content in contents if not normalizer.normalize_str(content)]
 
 
+@dataclass(frozen=True, slots=True)
 class _LibraryErrors:
     """Turns everything the library raises into a TokenizerError.
 
-    Stateless and shared: `contextmanager` would double the time to decode a sentence.
+    Shared: `contextmanager` would double the time to decode a sentence.
     """
 
-    __slots__ = ("_advice", "_problem")
-
-    def __init__(self, problem: str, advice: str) -> None:
-        self._problem = problem
-        self._advice = advice
+    problem: str
+    advice: str
 
     def __enter__(self) -> None:
         pass
@@ -445,7 +444,7 @@ class _LibraryErrors:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             if isinstance(error, TokenizerError):
                 return
-            raise TokenizerError(f"{self._problem}: {error}. {self._advice}") from error
+            raise TokenizerError(f"{self.problem}: {error}. {self.advice}") from error
 
 
 _LOADING = _LibraryErrors("tokenizer.json cannot be loaded", "Copy the file again.")

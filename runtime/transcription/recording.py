@@ -133,9 +133,8 @@ class _Spectrograms(Windows):
         return Window(source=self._features(), vectors=vectors, seconds=seconds)
 
     def _features(self) -> Array:
-        samples_N = self._samples_N[: self._source.samples]
-        missing = self._source.samples - len(samples_N)
-        return log_mel(np.pad(samples_N, (0, missing)), self._source)
+        samples = self._source.samples
+        return log_mel(self._samples_N[:samples], self._source, least=samples)
 
 
 class _Spectrogram(_Spectrograms):
@@ -144,8 +143,7 @@ class _Spectrogram(_Spectrograms):
     def __init__(self, samples_N: Array, source: AudioSource) -> None:
         # the shortest sound has a frame
         super().__init__(source, np.pad(samples_N, (0, max(0, source.hop - len(samples_N)))))
-        missing = max(0, source.samples - len(samples_N))
-        self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)
+        self._features_MF = log_mel(samples_N, source, least=source.samples)
 
     def _features(self) -> Array:
         size, first = self._source.frames, self._at // self._source.hop
