@@ -44,13 +44,18 @@ class MediaReader:
     def read(self, medium: Medium, tokenizer: Tokenizer | None) -> Seen:
         """Return an image or a sound as ids of a prompt."""
         tiles, columns = self._features.tiles, None
-        if medium.kind == "sounds":
-            parts = self._sound(medium.value, medium.rate)
-        elif isinstance(tiles, Tiles):
+        if medium.kind == "images" and isinstance(tiles, Tiles):
             return self._tiled(medium.value, tiles, tokenizer)
-        else:
+        if medium.kind == "images":
             parts = [self._source.pixels(medium.value)]
             columns = self._source.columns(parts[0]) if self._pictures.are_grids else None
+        else:
+            parts = self._source.parts(medium.value, rate=medium.rate)
+            count, most = sum(map(self._source.vectors, parts)), limits.MAX_FEATURES
+            if count > most:
+                raise InputError(
+                    f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
+                )
         picture = self._pictures.find(parts, lambda: self._vectors(parts), columns=columns)
         return Seen(picture, picture.ids)
 
@@ -64,15 +69,6 @@ class MediaReader:
         tokens = tokenizer.encode(text, add_special_tokens=False)
         counts = [self._source.vectors(tile) for tile in parts.pixels]
         return Seen(picture, picture.between(tokens, token, counts))
-
-    def _sound(self, sound: Any, rate: int | None) -> list[NDArray[np.float32]]:
-        parts = self._source.parts(sound, rate=rate)
-        count, most = sum(map(self._source.vectors, parts)), limits.MAX_FEATURES
-        if count > most:
-            raise InputError(
-                f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
-            )
-        return parts
 
     def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         vectors = [vectors_of(self._encoder, self._source, part) for part in parts]

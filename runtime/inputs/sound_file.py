@@ -25,9 +25,6 @@ from ortolan.runtime import limits
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.medium import contents
 
-FORMATS = ("AIFF", "FLAC", "MP3", "OGG", "WAV", "WAVEX")
-"""Formats to decode, as soundfile names them. Others are rare and rarely tested."""
-
 BLOCK = 1 << 16
 """Samples per channel that are decoded at once to bound memory."""
 
@@ -247,10 +244,10 @@ def _number(data: bytes) -> int:
 
 
 _LENGTHS: Mapping[str, Callable[[bytes, str], Length]] = {
-    "AIFF": _chunks,
+    **dict.fromkeys(("AIFF", "WAV", "WAVEX"), _chunks),
     "FLAC": _flac,
     "MP3": _mp3,
     "OGG": _ogg,
-    "WAV": _chunks,
-    "WAVEX": _chunks,
 }
+FORMATS = sorted(_LENGTHS)
+"""Formats to decode, as soundfile names them. Others are rare and rarely tested."""

@@ -6,8 +6,7 @@ The only module that imports the `tokenizers` library, whose panics become error
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +16,7 @@ import tokenizers
 from ortolan.runtime.errors import ContextLengthError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import TokenSpan, WindowIds, checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream, token_bytes
-from ortolan.runtime.inputs.tokenizer_file import Outline, components_of, read_outline
+from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 from ortolan.runtime.inputs.unlocked import TokenSize, Unlocked, token_size
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ class Tokenizer:
         self._decoder = outline.decoder
         self.vocab_size = vocab_size
         self._added = library.get_added_tokens_decoder()
-        special = [token.content for token in self._added.values() if token.special]
-        self._special = frozenset(special)
+        self._hidden = frozenset(self.special_ids())
         unknown = outline.model.unk_token
         self._unknown = (
             library.token_to_id(unknown) if isinstance(unknown, str) else outline.model.unk_id
@@ -82,10 +80,7 @@ class Tokenizer:
 
     @cached_property
     def _token_size(self) -> TokenSize:
-        components = chain(
-            components_of(self._outline.normalizer), components_of(self._outline.pre_tokenizer)
-        )
-        return token_size(self._library, components)
+        return token_size(self._library, self._outline)
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Reject a text that surely has more tokens, so that it need not be encoded."""
@@ -173,7 +168,10 @@ class Tokenizer:
     def showing(self, texts: Iterable[str]) -> "Tokenizer":
         """Return a copy of this tokenizer whose decoding shows these special tokens."""
         other = copy(self)
-        other._special = self._special - set(texts)
+        shown_texts = set(texts)
+        other._hidden = frozenset(
+            token for token in self._hidden if self._added[token].content not in shown_texts
+        )
         return other
 
     def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
@@ -321,23 +319,17 @@ class Tokenizer:
 
         def lookup(token: int) -> str | None:
             text: str | None = self._library.id_to_token(self._checked(token))
-            return None if skip_special_tokens and text in self._special else text
+            return None if skip_special_tokens and token in self._hidden else text
 
-        def decode(ids: Sequence[int]) -> str:
-            return self._decode(ids, skip_special_tokens=skip_special_tokens)
-
+        decode = partial(self._decode, skip_special_tokens=skip_special_tokens)
         return open_stream(self._decoder, lookup, decode)
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with _DECODING:
             if skip_special_tokens:
-                ids = [token for token in ids if not self._is_hidden(token)]
+                ids = [token for token in ids if token not in self._hidden]
             text: str = self._library.decode(ids, skip_special_tokens=False)
             return text
-
-    def _is_hidden(self, token: int) -> bool:
-        added = self._added.get(token)
-        return added is not None and added.content in self._special
 
     def _in_vocabulary(self, ids: list[int]) -> list[int]:
         """Return ids from the library if the model has them."""

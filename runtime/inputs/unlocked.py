@@ -6,13 +6,14 @@ millisecond.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
 from ortolan.runtime.inputs.token_stream import BYTE_ALPHABET
+from ortolan.runtime.inputs.tokenizer_file import Outline, components_of
 
 LONG = 1024
 """Characters or tokens from which a text is worth a call without the lock."""
@@ -82,9 +83,10 @@ _SHRINKS: dict[str, float] = {
 """Factors by which components may shorten a text; others can make all of it vanish."""
 
 
-def token_size(library: tokenizers.Tokenizer, components: Iterable[dict[str, Any]]) -> TokenSize:
+def token_size(library: tokenizers.Tokenizer, outline: Outline) -> TokenSize:
     """Return how much of a text one token of a tokenizer stands for."""
-    components, model = list(components), library.model
+    components = [*components_of(outline.normalizer), *components_of(outline.pre_tokenizer)]
+    model = library.model
     vocabulary = library.get_vocab(with_added_tokens=True)
     most = math.prod(map(_shrinks, components), start=float(max(map(len, vocabulary), default=1)))
     added = library.get_added_tokens_decoder().values()
