@@ -20,12 +20,7 @@ from ortolan.runtime.graph.adapters import JoinedFactors, adapted_graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Opened adapters, numbered from 1.
-
-    Attributes:
-        names: names by number, from 1 on.
-        opened: the adapters, in the same order.
-    """
+    """Opened adapters, numbered from 1."""
 
     names: tuple[str, ...]
     opened: tuple[Adapter, ...]

@@ -41,7 +41,6 @@ class Snapshot:
 
     Attributes:
         identity: fingerprint of the bundle that computed them.
-        length: number of tokens.
         buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
             `length`. Replaced states have their values after the last of the tokens.
         windowed: number of last tokens that states with a window hold; `None` for all.
@@ -60,11 +59,7 @@ class Snapshot:
 
 
 class AddressSpace:
-    """Bytes that are zero until they are written.
-
-    Attributes:
-        array: all of it, as uint8.
-    """
+    """Bytes that are zero until they are written."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self.array: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)

@@ -54,12 +54,7 @@ class Part(NamedTuple):
 
 
 class Copier:
-    """Copies the states of one bundle within a device, to it and from it.
-
-    Attributes:
-        read_bytes: bytes of states copied to the host so far.
-        written_bytes: bytes of states copied from the host so far.
-    """
+    """Copies the states of one bundle within a device, to it and from it, and counts the bytes."""
 
     def __init__(
         self,

@@ -64,18 +64,12 @@ class Engine:
     head that predicts further tokens, on its first use.
 
     Attributes:
-        adapters: adapters that rows may use; `None` if none were loaded.
         adapter: number of the adapter of new slots; 0, the default, for none.
-        device: the device in use.
-        device_reason: why this device was chosen.
-        threads: threads within one operator.
         heads: query heads of the widest attention.
         source_states: states that the encoder computes.
         pictures: images in prompts; `None` if the decoder reads text alone.
         lock: held while a GPU is tried.
         longest_call: result of `runner.longest_call` on a GPU.
-        is_stranded: whether this process is a fork of the one that created the engine.
-        is_closed: whether `close` was called.
     """
 
     def __init__(
@@ -239,13 +233,7 @@ class Engine:
         return self._decode if is_decode else self._prefill
 
     def encode(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-        """Compute the outputs of the encoder.
-
-        Args:
-            inputs: `input_ids` int64 `(B, T)`, right padded, and `lengths` int32 `(B,)`, each at
-                least 1, with `token_type_ids` int64 `(B, T)` if the graph has them; or `pixels`
-                float32 `(B, channels, height, width)`.
-        """
+        """Compute the outputs of the encoder from inputs by name; ids are padded on the right."""
         return self._run(ENCODER, inputs)
 
     def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
@@ -281,15 +269,7 @@ class Engine:
         return _batched(parts, [state.shape.index("source") for state in self.source_states])
 
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-        """Compute attention maps. The first call opens their graph.
-
-        Args:
-            inputs: as for `encode`; a decoder needs only `input_ids`; the decoder of an
-                encoder-decoder also needs `target_ids` int64 `(B, S)`.
-
-        Returns:
-            The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.
-        """
+        """Compute attention maps by name, `(B, heads, queries, keys)`. Opens their graph."""
         if MAPS_ROLE not in self.manifest.graphs:
             raise InputError(
                 "attention: this bundle has no attention maps. "
@@ -358,7 +338,7 @@ class Engine:
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
     def native_sessions(self) -> list[Any]:
-        """Sessions whose destructors would wait for threads; see `fork_guard`."""
+        """All sessions, for `fork_guard`."""
         return list(self._sessions.values())
 
     def close(self) -> None:

@@ -13,11 +13,7 @@ from ortolan.runtime.errors import ForkedError
 
 
 class Guarded(Protocol):
-    """An owner of sessions.
-
-    Attributes:
-        is_stranded: whether this process is a fork of the one that created the sessions.
-    """
+    """An owner of sessions, which is stranded in a fork of the process that created them."""
 
     is_stranded: bool
 

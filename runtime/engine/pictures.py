@@ -1,9 +1,9 @@
 """Vectors of images, under ids that stand for them in a prompt.
 
 A prompt holds an id beyond every vocabulary for each vector of an image, between the tokens of
-texts that a model may want around them. The ids follow from the
-pixels, so whatever compares tokens, such as a prefix cache, tells images apart. Only the runner
-looks behind them: it gives the graph the vectors, and a placeholder in place of the ids.
+texts that a model may want around them. The ids follow from the pixels, so whatever compares
+tokens, such as a prefix cache, tells images apart. Only the runner looks behind them: it gives the
+graph the vectors, and a placeholder in place of the ids.
 
     prompt      1 845 <image a, 0> <image a, 1> 99
     ids         1 845 32000 32000 99
@@ -38,13 +38,7 @@ KEPT_BYTES = 1 << 26
 
 
 class Picture:
-    """The vectors of an image.
-
-    Attributes:
-        vectors: float32 `(P, E)`.
-        columns: number of vectors in a row of the image; all of them if rows do not matter.
-        ids: one per vector, valid as long as this object exists.
-    """
+    """The vectors `(P, E)` of an image, and their ids, valid as long as this object exists."""
 
     def __init__(
         self, vectors: NDArray[np.float32], number: int, columns: int | None = None
@@ -102,12 +96,7 @@ def run_around(ids: Sequence[int], place: int) -> slice:
 
 
 class Pictures:
-    """The images that prompts hold now, and some that they held before. Threads may share it.
-
-    Attributes:
-        token: placeholder of a vector.
-        are_grids: whether tokens have a time, a row and a column.
-    """
+    """The images that prompts hold now, and some that they held before. Threads may share it."""
 
     def __init__(self, features: "Features", *, most_bytes: int = KEPT_BYTES) -> None:
         self.token, self._size = features.token, features.size
@@ -125,13 +114,7 @@ class Pictures:
         *,
         columns: int | None = None,
     ) -> Picture:
-        """Return the picture of an image.
-
-        Args:
-            parts: pixels of the image or of its tiles, in order.
-            compute: computes its vectors `(P, E)`, if they are not kept.
-            columns: vectors in a row of the image, if rows matter.
-        """
+        """Return the picture of an image with these tiles, from kept or computed vectors."""
         hashed = hashlib.sha256()
         for part in parts:
             hashed.update(repr(part.shape).encode() + part.tobytes())

@@ -63,15 +63,7 @@ class PrefixFiles:
     def read(
         self, key: bytes, ids: bytes, slots: Slots, *, after: bytes, row: int = 0
     ) -> Snapshot | None:
-        """Read the states of a block; `None` if there is no valid file.
-
-        Args:
-            key: key of the block.
-            ids: its ids, as int64.
-            slots: slots of the bundle.
-            after: key of the block before it.
-            row: for which row of the slots.
-        """
+        """Read the states of a block of ids, as int64; `None` if there is no valid file."""
         path = self._path(key)
         try:
             stored, states = read_states(path, slots, after=after.hex(), row=row)
@@ -91,13 +83,9 @@ class PrefixFiles:
         return states
 
     def write(self, keys: list[bytes], ids: bytes, states: Snapshot, *, after: bytes) -> None:
-        """Queue a block to be written, unless it has a file, or holds vectors of images.
+        """Queue the last block of a chain to be written, unless it has a file, or holds images.
 
-        Args:
-            keys: keys of the blocks before it, and its own.
-            ids: its ids, as int64.
-            states: a copy that nothing else changes.
-            after: key of the block before it.
+        The states are a copy that nothing else changes.
         """
         key = keys[-1]
         if key in self._on_disk or np.frombuffer(ids, "<i8").max() > limits.MAX_VOCABULARY:

@@ -155,11 +155,7 @@ class Runner:
         logits_RV: NDArray[np.float32] | None = None,
         previous_SE: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """Append tokens to a row in one call of the graph.
-
-        Returns:
-            The logits, `(R, V)`.
-        """
+        """Append tokens to a row, and return the logits `(R, V)` at some of their positions."""
         parts = self._parts(ids)
         if len(parts) > 1 or self._engine.manifest.takes_one:
             return self._in_calls(row, ids, parts, positions, logits_RV, previous_SE)
@@ -334,11 +330,7 @@ class Runner:
         return min(most, self._chunk - length % self._chunk)
 
     def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
-        """Append tokens to a row in chunks of at most `most`.
-
-        Returns:
-            The logits of the last position, `(V,)`.
-        """
+        """Append tokens to a row in chunks; return the logits `(V,)` of the last position."""
         self.reserve(self.slots.lengths[row] + len(ids))
         logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
         for _, part in self.chunks(row, ids, most=most):
@@ -371,10 +363,8 @@ class Runner:
     def wide_step(self, row: int, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append a few tokens to a row of an exact runner, like a chunk that stays bound.
 
-        Only without replaced states: the caller rewinds the tokens that it rejects.
-
-        Returns:
-            The logits after each token, `(len(tokens), V)`; the next wide step overwrites them.
+        Only without replaced states: the caller rewinds the tokens that it rejects. The next wide
+        step overwrites the logits `(len(tokens), V)`.
         """
         lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
         end = lengths[row] + size

@@ -19,12 +19,7 @@ AXES = 3
 
 
 class Shift(NamedTuple):
-    """An image of a row.
-
-    Attributes:
-        end: place after its last vector.
-        saved: places less positions that it takes.
-    """
+    """An image of a row: the place after it, and its places less the positions that it takes."""
 
     end: int
     saved: int

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Encoded sources that a decoder reads.
-
-    Attributes:
-        lengths: valid tokens of each source, int32 `(sources,)`.
-        states: one tensor per `source` state, in the order of the manifest.
-    """
+    """Sources that a decoder reads: their lengths, int32, and their states in order."""
 
     lengths: NDArray[np.int32]
     states: tuple[NDArray[Any], ...]

@@ -61,14 +61,7 @@ class _Buffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The JSON header.
-
-    Attributes:
-        identity: fingerprint of the bundle.
-        after: key of what the tokens follow; empty if they start a row.
-        tokens: number of tokens.
-        buffers: buffers of the snapshot, in order.
-    """
+    """The JSON header; `after` is the key of what the tokens follow, empty if they start a row."""
 
     identity: Annotated[str, Meta(max_length=limits.MAX_LABEL_LENGTH)]
     after: Annotated[str, Meta(max_length=limits.MAX_LABEL_LENGTH)]

@@ -39,11 +39,8 @@ that width or wider. Each halving of the width doubles them, up to `_WIDEST`."""
 class Window:
     """The window of a model: the largest of its layers.
 
-    Attributes:
-        size: tokens that a token attends to, itself included.
-        step: rows move by multiples of this many tokens.
-        back: tokens that a row can always be rewound by.
-        part: most new tokens of one call.
+    A token attends to `size` tokens, itself included. Rows move by multiples of `step`, can always
+    be rewound by `back`, and get at most `part` new tokens in one call.
     """
 
     size: int

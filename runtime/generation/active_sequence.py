@@ -29,14 +29,9 @@ class ActiveSequence(ABC):
     Attributes:
         next_tokens: newest token of each row, which the next call of the model reads.
         finish_reason: `None` while the sequence is generated.
-        error: what ended the sequence, if it failed.
-        prefill_s: seconds spent on the prompt so far.
-        prefilled_tokens: tokens of the prompt whose states have been computed.
-        prompt_logprobs: of the prompt after its first token; empty unless requested.
         cached_tokens: tokens of the prompt whose states came from the prefix cache.
         queued_s: seconds from the request to its first slot; `None` before.
         gaps_s: times between new tokens.
-        drafted_tokens: number of guesses, `accepted_tokens` of which were right.
     """
 
     next_tokens: Sequence[int]

@@ -90,10 +90,8 @@ class BeamSearch:
     """The search for one source.
 
     Attributes:
-        length: number of tokens of each beam.
         tokens: newest id of each beam, which the model reads next.
         parents: for each beam, the beam of the previous step that it extends.
-        is_done: whether the search has ended.
     """
 
     def __init__(self, settings: Beams, *, eos: Collection[int], max_tokens: int) -> None:
@@ -111,12 +109,7 @@ class BeamSearch:
         self.is_done = False
 
     def advance(self, logits_GV: NDArray[np.float32], suppressed: Sequence[int] = ()) -> None:
-        """Extend the beams by their best tokens.
-
-        Args:
-            logits_GV: logits of each beam, `(G, V)`. Overwritten.
-            suppressed: ids that may not be chosen.
-        """
+        """Extend the beams by their best tokens. Overwrites the logits."""
         self._continue(self._candidates(logits_GV, suppressed))
 
     def force(self, token: int) -> None:

@@ -26,11 +26,7 @@ class BeamSequence(ActiveSequence):
         return self._search.parents
 
     def advance(self, logits_GV: NDArray[np.float32]) -> None:
-        """Extend the beams by a token, chosen or forced.
-
-        Args:
-            logits_GV: logits of each beam, `(G, V)`. Overwritten.
-        """
+        """Extend the beams by a token, chosen or forced. Overwrites the logits `(G, V)`."""
         search, constraints = self._search, self.request.constraints
         forced = constraints.forced(search.length, self.request.limit)
         if forced is None:

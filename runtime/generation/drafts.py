@@ -248,15 +248,7 @@ class Pace:
         return max(SIZES, key=self._rate) - 1
 
     def learn(self, *, drafted: int, right: int, draft_s: float, size: int, seconds: float) -> None:
-        """Record the outcome of a draft.
-
-        Args:
-            drafted: tokens that were guessed.
-            right: number of leading guesses that were right.
-            draft_s: seconds spent guessing.
-            size: tokens in the call that checked them.
-            seconds: duration of that call.
-        """
+        """Record how many of the guesses were right, and the time of the call of `size` tokens."""
         for guess in range(min(right + 1, drafted)):
             self._right += WEIGHT * ((guess < right) - self._right)
         if drafted:

@@ -19,12 +19,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 
 class Seen(NamedTuple):
-    """An image or a sound in a prompt.
-
-    Attributes:
-        picture: its vectors.
-        ids: of the vectors, and of the tokens that the model wants around them.
-    """
+    """An image or a sound in a prompt; ids of its vectors and of the tokens around them."""
 
     picture: Picture
     ids: Sequence[int]

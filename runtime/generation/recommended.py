@@ -52,12 +52,7 @@ Forced and suppressed tokens are missing: an export puts them into the manifest.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Settings that a `generation_config.json` recommends.
-
-    Attributes:
-        sampling: for generation; greedy by default.
-        not_applied: options of the file that do not apply here, by name.
-    """
+    """Settings that a `generation_config.json` recommends, and those that do not apply here."""
 
     sampling: Sampling
     not_applied: Mapping[str, Any]

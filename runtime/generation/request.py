@@ -89,22 +89,12 @@ class Request:
     """One prompt or source, with everything that controls its generation.
 
     Attributes:
-        prompt: token ids to continue, at least one.
         limit: maximum number of new tokens; prompt and limit fit into the context.
         is_bounded: whether the caller set the limit; otherwise it is the rest of the context.
         prompt_tokens: length that timings report: of the prompt, or of the source.
-        source: input of the encoder, for an encoder-decoder.
-        min_new_tokens: number of new tokens before any of `eos` is allowed.
         eos: ids that end the sequence: EOS tokens and stop tokens.
-        stop: texts that end the sequence.
-        logprobs: number of top tokens with log-probabilities at each step; `None` for none at all.
-        prompt_logprobs: the same for each token of the prompt.
-        grammar: restricts the text.
-        constraints: forced and suppressed tokens.
         adapter: number of the adapter; 0 for none.
-        draft: source of guesses at the next tokens; `None` decodes token by token.
         conversation: key under which a service keeps the end of the prompt for the next turn.
-        cancelled: polled between calls of the model.
         pictures: images whose vectors have ids in the prompt, which need them to exist.
         placeholder: token that stands for a vector; `None` without images.
     """

@@ -19,20 +19,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
 class SampledSequence(ActiveSequence):
-    """One request and the tokens sampled for it so far.
-
-    Args:
-        request: to generate.
-        vocab_size: logits are `(V,)`.
-        tokenizer: `None` leaves the text empty.
-        matcher: of the request's grammar.
-        streams: whether text is taken piece by piece while it grows.
-
-    Attributes:
-        tokens: new ids.
-        logprobs: of the new ids; empty unless requested.
-        pending: text that `take` has not returned yet.
-    """
+    """One request and the tokens sampled for it so far; `streams` if `take` is called meanwhile."""
 
     def __init__(
         self,
@@ -93,8 +80,7 @@ class SampledSequence(ActiveSequence):
     def advance(self, logits_V: NDArray[np.float32]) -> None:
         """Choose the next token, and end the sequence if it is the last.
 
-        Args:
-            logits_V: `(V,)`; those of forbidden tokens are overwritten.
+        Logits `(V,)` of forbidden tokens are overwritten.
         """
         if self._behind:
             self.next_tokens = (self.tokens[-self._behind],)

@@ -66,11 +66,7 @@ class Sampler:
         self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
     def next(self, logits_V: NDArray[np.float32]) -> int:
-        """Choose the next token, and count it.
-
-        Args:
-            logits_V: `(V,)`; -inf marks a forbidden token. Not modified.
-        """
+        """Choose the next token, and count it; -inf marks a forbidden one."""
         scores_V = self._adjusted(logits_V)
         if self._is_greedy:
             token = int(scores_V.argmax())
@@ -94,13 +90,7 @@ class Sampler:
     def distribution(
         self, logits_V: NDArray[np.float32]
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Return the candidates for the next draw, without drawing.
-
-        At temperature 0 there is one. Arguments and errors as for `next`.
-
-        Returns:
-            Token ids, ascending, and their probabilities, each `(N,)`.
-        """
+        """Return ids of the candidates for the next draw, ascending, and their probabilities."""
         ids_N, weights_N = self._weighed(self._adjusted(logits_V), logits_V)
         return ids_N, weights_N / weights_N.sum()
 

@@ -47,12 +47,7 @@ class Speculation:
         self._pace = Pace()
 
     def step(self, row: int, advance: Callable[[NDArray[np.float32]], None]) -> None:
-        """Compute the newest token and a draft; append the tokens that turn out right.
-
-        Args:
-            row: slot of the sequence.
-            advance: passes the logits `(V,)` after its newest token to the sequence.
-        """
+        """Compute the newest token and a draft; append the tokens that turn out right."""
         sequence, runner = self._sequence, self._runner
         begun_at = time.perf_counter()
         with _typed_errors(self._drafter):

@@ -8,12 +8,7 @@ from numpy.typing import NDArray
 
 
 def keep_top_k(scores_V: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
-    """Return the ids of the `top_k` highest scores, ascending, ties with the last included.
-
-    Args:
-        scores_V: `(V,)`, without NaN.
-        top_k: 1 to V.
-    """
+    """Return the ids of the `top_k` highest scores, ascending, ties with the last included."""
     least = scores_V.size - top_k
     return np.flatnonzero(scores_V >= np.partition(scores_V, least)[least])
 
@@ -21,11 +16,7 @@ def keep_top_k(scores_V: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
 def keep_top_p(weights_N: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
     """Return the indices of the fewest weights whose sum reaches `top_p` of the total.
 
-    The first ones win ties.
-
-    Args:
-        weights_N: `(N,)`, probabilities up to a common factor, at least one above 0.
-        top_p: above 0 and below 1.
+    The first ones win ties. At least one weight is above 0, and `top_p` is below 1.
     """
     total = weights_N.sum()
     # weights up to (1 - top_p) / N of the total are never kept, so do not sort them;
