@@ -6,6 +6,7 @@ NumPy integers wrap at their own width, and a bool is an int: neither gets past 
 import os
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -64,10 +65,10 @@ def checked_seconds(name: str, value: Any) -> float:
 
 def checked_path(name: str, value: Any) -> Path:
     """Return the path of a file or folder; or InputError."""
-    if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
-        path = os.fspath(value)
-        if path and "\0" not in path and _is_encodable(path):
-            return Path(path)
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str):
+        with suppress(UnicodeEncodeError):  # half a surrogate pair
+            if path and b"\0" not in os.fsencode(path):
+                return Path(path)
     raise InputError(f"{name} must be a path (got {shown(value)}).")
 
 
@@ -78,12 +79,3 @@ def refuse_unknown(what: str, names: Iterable[str], allowed: Collection[str]) ->
             close = get_close_matches(name, allowed, n=1)
             advice = f"Did you mean {close[0]}?" if close else f"Use {', '.join(sorted(allowed))}."
             raise InputError(f"{what}: there is no {shown(name)}. {advice}")
-
-
-def _is_encodable(path: str) -> bool:
-    """Whether a file can have this name; half a surrogate pair cannot."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -81,8 +81,8 @@ def attention_maps(
     for name in manifest.attention_maps:
         count, width = maps[name].shape[-2:]
         by_query, by_key = _names(name, sides)
-        queries[name] = by_query or _numbers(count)
-        keys[name] = by_key or _numbers(width)
+        queries[name] = by_query or tuple(map(str, range(count)))
+        keys[name] = by_key or tuple(map(str, range(width)))
         if not np.isfinite(maps[name]).all():
             raise NumericError(f"The map {name} is not finite. Run `ortolan verify` on the bundle.")
     return AttentionMaps(
@@ -98,10 +98,6 @@ def _names(name: str, sides: _Sides) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if kind in ("read", "write"):  # slots of a memory are numbered
         return sides.read, ()
     return (sides.written, sides.source) if kind == "cross" else (sides.read, sides.read)
-
-
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(f"{index}" for index in range(count))
 
 
 def _sides(
@@ -129,8 +125,9 @@ def _sides(
         names = _labels(tokenizer, tokens)
     if not manifest.model_kind.has_decoder:
         return _Sides(feeds=feeds, source=names)
-    if target is None:
-        written = _greedy(bundle, engine, text)
+    if target is None:  # the greedy output, with EOS
+        limit = min(MAX_MAP_TOKENS, manifest.context_length - 1)
+        written = list(Seq2Seq(bundle, engine).generate(text, max_new_tokens=limit).tokens)
     else:
         written = _ids(bundle, tokenizer, target, what="target")
     start = manifest.tokens.start
@@ -141,12 +138,6 @@ def _sides(
         read=_labels(tokenizer, read),
         written=_labels(tokenizer, written),
     )
-
-
-def _greedy(bundle: Bundle, engine: Engine, source: Input) -> list[int]:
-    """Return the greedy output, with EOS."""
-    limit = min(MAX_MAP_TOKENS, bundle.manifest.context_length - 1)
-    return list(Seq2Seq(bundle, engine).generate(source, max_new_tokens=limit).tokens)
 
 
 def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:

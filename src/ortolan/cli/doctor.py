@@ -39,7 +39,17 @@ BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click")
 @options.as_json
 def command(as_json: bool) -> None:
     """Show what this machine has, and how to get what is missing."""
-    facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}
+    packages = dict.fromkeys((*BASE, *(name for _, names in EXTRAS.values() for name in names)))
+    facts = {
+        "ortolan": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory": _memory(),
+        **{name: installed_version(name) or "missing" for name in packages},
+        **_devices(),
+    }
     advice, cuda = _advice(facts), tuple(examine())
     if as_json:
         print_json({"facts": facts, "cuda": [asdict(part) for part in cuda], "advice": advice})
@@ -50,16 +60,6 @@ def command(as_json: bool) -> None:
     print()
     for line in advice or ["Nothing is missing for the CPU."]:
         print(line)
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "processor": _processor(),
-        "cores": _cores(),
-        "memory": _memory(),
-    }
 
 
 def _cores() -> str:
@@ -90,11 +90,6 @@ def _memory() -> str:
     except (ValueError, OSError, AttributeError):
         return "unknown"
     return f"{size(total)}, {size(free)} free"
-
-
-def _packages() -> dict[str, str]:
-    names = dict.fromkeys((*BASE, *(name for _, names in EXTRAS.values() for name in names)))
-    return {name: installed_version(name) or "missing" for name in names}
 
 
 def _devices() -> dict[str, str]:

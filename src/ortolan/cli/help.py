@@ -14,7 +14,15 @@ class LongCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Add `--help-all` in front of `--help`."""
         *params, help_option = super().get_params(ctx)
-        return [*params, click.Option(["--help-all"], **_HELP_ALL), help_option]
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_all,
+            help="Show every option and exit.",
+        )
+        return [*params, help_all, help_option]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the main options, then the sections if `--help-all` asks for them."""
@@ -67,12 +75,3 @@ def _print_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta[_SHOWS_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
-
-
-_HELP_ALL: dict[str, Any] = {
-    "is_flag": True,
-    "is_eager": True,
-    "expose_value": False,
-    "callback": _print_all,
-    "help": "Show every option and exit.",
-}

@@ -136,6 +136,9 @@ def _describe_bundle(
 
 
 def _print(about: Description, placed: Placement | None, trial: Trial | None) -> None:
+    maps = about.attention_maps
+    context = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
+    prefill = f"{size(about.prefill_only_bytes)} of these, and the same again in memory once packed"
     print_table(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
@@ -146,16 +149,13 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
             ("calibrated", f"on {about.calibrated_on}" if about.calibrated_on else None),
             ("input", about.takes),
             ("output", ": ".join(filter(None, (about.gives, _first_names(about.labels))))),
-            ("context", _context(about)),
-            ("maps", _maps(about)),
-            (
-                "drafts",
-                "by its own head: MtpHead(), --draft mtp" if about.has_head else None,
-            ),
+            ("context", context if about.vocab_size > 1 else None),
+            ("maps", f"{len(maps)}: {_first_names(maps)}" if maps else None),
+            ("drafts", "by its own head: MtpHead(), --draft mtp" if about.has_head else None),
             ("sampling", "none: invalid" if about.sampling_error else _pairs(about.sampling)),
             ("not applied", about.sampling_error or _pairs(about.not_applied)),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),
-            ("for prefill", _prefill(about)),
+            ("for prefill", prefill if about.prefill_only_bytes else None),
             *_memory(about),
         ]
     )
@@ -185,25 +185,8 @@ def _first_names(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:8])}{more}"
 
 
-def _context(about: Description) -> str | None:
-    if about.vocab_size <= 1:
-        return None
-    return f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
-
-
-def _maps(about: Description) -> str | None:
-    maps = about.attention_maps
-    return f"{len(maps)}: {_first_names(maps)}" if maps else None
-
-
 def _pairs(values: Mapping[str, object]) -> str | None:
     return ", ".join(f"{name} {value}" for name, value in values.items()) or None
-
-
-def _prefill(about: Description) -> str | None:
-    """Cost of weights that only prefill uses."""
-    cost = about.prefill_only_bytes
-    return f"{size(cost)} of these, and the same again in memory once packed" if cost else None
 
 
 def _memory(about: Description) -> list[Row]:

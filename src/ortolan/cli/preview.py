@@ -12,7 +12,6 @@ from ortolan.cli.progress import duration, progress
 if TYPE_CHECKING:  # PyTorch is imported when the command runs
     from collections.abc import Mapping
 
-    from ortolan.export.coverage import Row
     from ortolan.export.preview.cost import Cost
     from ortolan.export.preview.preview import Preview
     from ortolan.export.preview.run import Run
@@ -33,10 +32,12 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(about))
         return
+    error = about.measured and about.measured.error
+    measured = "" if error is None else f"; error of this type in tests: {error:.1e}"
     print_table(
         [
             ("checkpoint", f"{about.model_type}, {size(about.weight_bytes)} of weights"),
-            ("exported as", f"{about.kind}, {_WAYS[about.way]}{_measured(about.measured)}"),
+            ("exported as", f"{about.kind}, {_WAYS[about.way]}{measured}"),
             ("layers", _layers(about.layers, about.width)),
             ("parameters", f"{about.parameters:,}"),
             *[
@@ -51,10 +52,10 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
         ]
     )
     print("\nestimated export; --precision auto takes longer")
+    kept = ": keeps the 4-bit and 8-bit codes, and rounds other weights to 8 bits"
+    default = f" (default{kept if about.default != 'fp32' else ''})"
     costs = [(name, _cost(cost)) for name, cost in about.precisions.items()]
-    print_table(
-        [(f"  {name}", cost + _default(about) * (name == about.default)) for name, cost in costs]
-    )
+    print_table([(f"  {name}", cost + default * (name == about.default)) for name, cost in costs])
     runs = {name: cost.run for name, cost in about.precisions.items() if cost.run is not None}
     if runs:
         print(f"\npredicted speed on this machine, with a prompt of {PROMPT_TOKENS} tokens")
@@ -64,12 +65,6 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
 def _layers(layers: Mapping[str, int], width: int | None) -> str:
     words = ", ".join(f"{count} {name}" for name, count in layers.items())
     return words if width is None else f"{words}, {width} wide"
-
-
-def _measured(row: Row | None) -> str:
-    if row is None or row.error is None:
-        return ""
-    return f"; error of this type in tests: {row.error:.1e}"
 
 
 def _context(about: Preview) -> str | None:
@@ -98,11 +93,6 @@ def _run(run: Run) -> str:
         f"{memory}, first token after {run.first_token_seconds:.2f} s, "
         f"{run.tokens_per_second:.1f} tokens/s"
     )
-
-
-def _default(about: Preview) -> str:
-    kept = ": keeps the 4-bit and 8-bit codes, and rounds other weights to 8 bits"
-    return f" (default{kept if about.default != 'fp32' else ''})"
 
 
 def _cost(cost: Cost) -> str:

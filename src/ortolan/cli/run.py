@@ -122,22 +122,14 @@ def command(
     }
     if loaded.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    parts = _prompt(text, images, sounds)
+    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
+    parts = [*media, text] if media else text
     completion = _generate(loaded, parts, request, search, is_shown=not as_json)
     if as_json:
-        print_json({"prompt": text, **asdict(completion), **_device(loaded)})
+        device_of = {"device": loaded.device, "device_reason": loaded.device_reason}
+        print_json({"prompt": text, **asdict(completion), **device_of})
     else:
         _print_end(completion, is_streamed=not search)
-
-
-def _prompt(text: str, images: Iterable[Path], sounds: Iterable[Path]) -> Any:
-    """A text, or the parts of a prompt with images or sounds."""
-    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
-    return [*media, text] if media else text
-
-
-def _device(model: Any) -> dict[str, str]:
-    return {"device": model.device, "device_reason": model.device_reason}
 
 
 def _present(**values: Any) -> dict[str, Any]:

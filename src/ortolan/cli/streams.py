@@ -20,6 +20,7 @@ _ESCAPES = {
     for code in (*_CONTROL, *_DIRECTION, *_SEPARATORS)
     if chr(code) not in "\n\t"
 }
+# a progress bar may return to the start of its line
 _ESCAPES_OF_PROGRESS = {code: text for code, text in _ESCAPES.items() if chr(code) != "\r"}
 
 
@@ -31,18 +32,12 @@ def visible(text: str) -> str:
 class _Guarded(io.TextIOWrapper):
     """A text stream that escapes control characters."""
 
-    escapes = _ESCAPES
+    escapes: dict[int, str]
 
     def write(self, text: str) -> int:
         """Write a text with its control characters escaped."""
         super().write(text.translate(self.escapes))
         return len(text)
-
-
-class _GuardedProgress(_Guarded):
-    """The same, but a progress bar may return to the start of its line."""
-
-    escapes = _ESCAPES_OF_PROGRESS
 
 
 @contextmanager
@@ -52,7 +47,8 @@ def guarded_streams() -> Iterator[None]:
     Characters that cannot be encoded are escaped too.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _guarded(sys.stdout, _Guarded), _guarded(sys.stderr, _GuardedProgress)
+    sys.stdout = _guarded(sys.stdout, _ESCAPES)
+    sys.stderr = _guarded(sys.stderr, _ESCAPES_OF_PROGRESS)
     try:
         yield
     finally:
@@ -62,13 +58,15 @@ def guarded_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _guarded(stream: TextIO, kind: type[_Guarded]) -> TextIO:
+def _guarded(stream: TextIO, escapes: dict[int, str]) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
-    return kind(
+    guarded = _Guarded(
         stream.buffer,
         encoding=stream.encoding,
         errors="backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+    guarded.escapes = escapes
+    return guarded

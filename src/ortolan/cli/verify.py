@@ -55,7 +55,9 @@ def command(
     with progress("verify", as_json=as_json) as steps:
         path = bundle_of(bundle, steps)
         if key is not None:
-            _check_signature(path, key)
+            with extra("sign", command="verify --key"):
+                from ortolan.signing import check
+            check(path, key)
         report = verify(
             path,
             adapter=adapter,
@@ -85,9 +87,3 @@ def command(
         ]
     )
     return int(report.verdict == "FAIL")
-
-
-def _check_signature(bundle: Path, key: Path) -> None:
-    with extra("sign", command="verify --key"):
-        from ortolan.signing import check
-    check(bundle, key)

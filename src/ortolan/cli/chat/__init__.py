@@ -82,10 +82,14 @@ def command(
             _answer(read(), session)
         except EOFError:
             return
-        except (KeyboardInterrupt, OrtolanError) as error:
+        except KeyboardInterrupt:
             if not session.is_terminal:
                 raise
-            tell(_one_line(error))
+            tell("\nLeave with /exit or Ctrl-D.")
+        except OrtolanError as error:
+            if not session.is_terminal:
+                raise
+            tell(f"ortolan: {' '.join(str(error).split())}")
 
 
 def _answer(text: str, session: ChatSession) -> None:
@@ -93,9 +97,3 @@ def _answer(text: str, session: ChatSession) -> None:
         run_command(text, session)
     elif text.strip():
         session.ask(text)
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "\nLeave with /exit or Ctrl-D."
-    return f"ortolan: {' '.join(str(error).split())}"

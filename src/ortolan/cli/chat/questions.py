@@ -90,6 +90,8 @@ def _load_history(readline: ModuleType, tell: Callable[[str], None]) -> Path | N
 
 def _read(prompt: str, next_prompt: str) -> str:
     """Read a question: a line, several lines that end with a backslash, or a block."""
+    from ortolan.runtime.errors import InputError
+
     lines: list[str] = []
     is_block = False
     while True:
@@ -102,7 +104,9 @@ def _read(prompt: str, next_prompt: str) -> str:
                 raise
             return "\n".join(lines)
         except UnicodeDecodeError as error:
-            raise _not_utf8(error) from error
+            raise InputError(
+                f"Standard input must be UTF-8 text (got byte 0x{error.object[error.start]:02x})."
+            ) from error
         except KeyboardInterrupt:
             if not prompt or not (lines or is_block or _typed()):
                 raise
@@ -140,11 +144,3 @@ def _typed() -> str:
     """The line that Ctrl-C interrupted."""
     readline = sys.modules.get("readline")
     return "" if readline is None else str(readline.get_line_buffer())
-
-
-def _not_utf8(error: UnicodeDecodeError) -> OrtolanError:
-    from ortolan.runtime import InputError
-
-    return InputError(
-        f"Standard input must be UTF-8 text (got byte 0x{error.object[error.start]:02x})."
-    )
