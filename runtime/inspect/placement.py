@@ -30,13 +30,7 @@ _NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
 
 
 class NodeKind(NamedTuple):
-    """Properties of a node that decide its placement.
-
-    Attributes:
-        operator: `domain::op_type`.
-        dtype: of the decisive input.
-        takes_weights: whether an input is a weight in a file.
-    """
+    """Operator (`domain::op_type`), type of its decisive input, and whether it reads weights."""
 
     operator: str
     dtype: str
@@ -44,13 +38,9 @@ class NodeKind(NamedTuple):
 
 
 class Misplaced(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of one kind without a kernel on the device.
+    """Nodes of one kind without a kernel on the device, in the graph of a role.
 
     Attributes:
-        graph: its role in the manifest.
-        operator: `domain::op_type`.
-        dtype: element type.
-        count: number of nodes.
         fallback: `cpu`; `body`, the function body in the graph; `float32`, between conversions;
             `none`; `unknown` if the table lacks the operator or the type.
     """
@@ -66,7 +56,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted placement of all nodes.
 
     Attributes:
-        device: `cpu` or `cuda`.
         placed: nodes with a kernel on the device, without shape arithmetic.
         shape_nodes: nodes of shape arithmetic, wherever they run.
         misplaced: the rest, most frequent first in each graph.

@@ -65,16 +65,13 @@ def widened(logits_RV: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A few rows of the outputs of one probe, computed in one way.
+    """A few rows of the outputs of one probe, `(R, V)` or `(R, E)`, computed in one way.
 
     Attributes:
-        phase: the way.
         graph: that computed them, where prompts and steps have different weights.
-        probe: its name.
         positions: of the rows within the probe.
         part: of the rows among all rows of the reference.
         next_ids: tokens from the one after the first row on, if any.
-        outputs: `(R, V)` or `(R, E)`.
     """
 
     phase: PhaseName
@@ -95,7 +92,6 @@ class Differences:
         distance: KL divergence of the distributions, or distance of the vectors.
         same_top1: whether the same token or label is the most probable; True for vectors.
         gap: between the reference's two highest logits; 0 for vectors.
-        finite: whether all outputs are finite.
     """
 
     delta: NDArray[np.float64]

@@ -55,9 +55,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The bundle that the child loads, and its limits.
 
     Attributes:
-        folder: path of the bundle.
-        device: as for `ortolan.load`.
-        packed: name of the packed folder to use, if any.
         memory: bytes of address space on top of what the child starts with.
         seconds: processor time.
     """

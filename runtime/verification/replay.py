@@ -34,10 +34,9 @@ from ortolan.runtime.verification.comparison import Comparison
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.first_load import first_load
 from ortolan.runtime.verification.probe_runs import compute, total_positions
-from ortolan.runtime.verification.report import ExactReport, Report
+from ortolan.runtime.verification.report import Report
 from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.verification.verified import remember, stamps
-from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
 _VERDICTS = ("PASS", "AMBIGUOUS", "FAIL")
@@ -98,8 +97,15 @@ def verify(
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
-    identical = check_exact(engine, certificate) if exact else None
-    report = _judged(report, weights, _check_surroundings(bundle, own), identical)
+    around = _check_surroundings(bundle, own)
+    is_wrong = weights.wrong or (around is not None and around.wrong)
+    report = msgspec.structs.replace(
+        report,
+        weights=weights,
+        surroundings=around,
+        exact=check_exact(engine, certificate) if exact else None,
+        verdict="FAIL" if is_wrong else report.verdict,
+    )
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
     report = _with_parts(report, bundle, same, isolate=isolate, trust=trust)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
@@ -133,23 +139,6 @@ def replay(
         device=engine.device,
         onnxruntime=onnxruntime_version(),
         seconds=time.monotonic() - started,
-    )
-
-
-def _judged(
-    report: Report,
-    weights: WeightsReport,
-    surroundings: SurroundingsReport | None,
-    exact: ExactReport | None,
-) -> Report:
-    """The report of a whole model with those of its parts."""
-    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
-    return msgspec.structs.replace(
-        report,
-        weights=weights,
-        surroundings=surroundings,
-        exact=exact,
-        verdict="FAIL" if is_wrong else report.verdict,
     )
 
 

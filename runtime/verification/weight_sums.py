@@ -36,7 +36,6 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         largest_error: of one sum, relative to the sum of absolute products.
         bound: tolerance of that.
         stored: other tensors, compared bit by bit.
-        wrong: names of weights that differ from the export.
     """
 
     products: int

@@ -34,13 +34,7 @@ class CacheError(OrtolanError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A bundle in the cache.
-
-    Attributes:
-        path: its folder.
-        size: of its files, in bytes.
-        used: when it was made or last used, in seconds since 1970.
-    """
+    """A bundle in the cache: its folder, bytes, and time of last use in seconds since 1970."""
 
     path: Path
     size: int

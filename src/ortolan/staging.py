@@ -46,12 +46,9 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a folder goes.
+    """Where a folder goes, and the name of the files next to it; by default the target's.
 
-    Attributes:
-        target: the folder.
-        index: name of the file without which the folder is unusable; it is deleted first.
-        name: name of the files next to the target; by default the target's.
+    Without the file `index` the folder is unusable, so that is deleted first.
     """
 
     target: Path

@@ -38,12 +38,9 @@ _NEAR = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The files of a repository.
+    """The files of a repository at a commit, with their sizes in bytes.
 
     Attributes:
-        name: what was asked for.
-        commit: 40 hexadecimal digits.
-        sizes: bytes by path.
         is_cached: whether the Hub was not asked, so that only cached files can be had.
     """
 
@@ -102,12 +99,9 @@ def list_files(name: Name) -> Listing:
 
 
 def download(listing: Listing, names: Collection[str], *, progress: Progress | None = None) -> Path:
-    """Fetch files of a repository that are not in the cache yet.
+    """Fetch files that are not in the cache yet.
 
-    Args:
-        listing: of the repository.
-        names: files to fetch.
-        progress: called as bytes arrive; by default the library draws its bars.
+    `progress` is called as bytes arrive; by default the library draws its bars.
     """
     name = listing.name
     hub = library(name)

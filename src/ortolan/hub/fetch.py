@@ -44,12 +44,8 @@ def fetch_checkpoint(
 ) -> Path:
     """Fetch a checkpoint: its configs and tokenizer, then its weights; or one GGUF file.
 
-    Code is never fetched, and pickles only where there are no safetensors.
-
-    Args:
-        source: a name, or the listing of its repository.
-        check: called with the folder before the weights are fetched; raises to refuse them.
-        progress: called as bytes arrive.
+    Code is never fetched, and pickles only where there are no safetensors. `check` is called with
+    the folder before the weights are fetched, and raises to refuse them.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
     names = listing.sizes.keys()

@@ -21,13 +21,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """A model on the Hub.
-
-    Attributes:
-        repository: `org/name`.
-        part: folder of a bundle, or type of a GGUF file; `None` if there is only one.
-        revision: branch, tag or commit; `None` for the main branch.
-    """
+    """A model on the Hub: a repository, the bundle or GGUF file in it, and a revision."""
 
     repository: str
     part: str | None = None

@@ -16,12 +16,7 @@ _MESSAGE = "Publish with Ortolan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What `upload` did.
-
-    Attributes:
-        url: of the repository, or of its branch.
-        commit: 40 hexadecimal digits.
-    """
+    """What `upload` did: the URL of the repository or its branch, and the commit."""
 
     url: str
     commit: str
