@@ -35,11 +35,7 @@ class _Waiting:
 
 
 class EncoderQueue:
-    """Calls that are computed together. One thread at a time may use it.
-
-    Attributes:
-        batches: number of calls of the graph.
-    """
+    """Calls that are computed together. One thread at a time may use it."""
 
     def __init__(self, rows: Rows) -> None:
         self.batches = 0

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_seconds
@@ -20,24 +20,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
 
 
-class Work(Protocol):
-    """A request while a service computes it: a sequence, or a call of an encoder."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has ended, for whatever reason."""
-
-    @property
-    def was_cancelled(self) -> bool:
-        """Whether it was cancelled."""
-
-    @property
-    def error(self) -> OrtolanError | None:
-        """The error that ended it, if any."""
-
-    def fail(self, error: OrtolanError) -> None:
-        """End it with an error."""
-
+Work = SampledSequence | EncoderCall[Any]
+"""A request while a service computes it."""
 
 W = TypeVar("W", bound=Work)
 R = TypeVar("R")

@@ -137,7 +137,7 @@ def test_exact_services_need_exact_models(
     models["int8-prefill"].serve(chunk=64, mode="fast").close()
     models["int4"].serve(chunk=64).close()
     monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
-    with pytest.raises(InputError, match="mixture of experts .*`ortolan serve --fast`"):
+    with pytest.raises(InputError, match=r"mixture of experts .*`ortolan serve --fast`"):
         model.serve()
     model.serve(mode="fast").close()
 
