@@ -122,7 +122,9 @@ def load(
         RepositoryError: the repository holds no such bundle.
     """
     refuse_unknown("load", options, LoadOptions.__optional_keys__)
-    _check_kind_argument(kind)
+    # by identity: a caller's object may define == in any way
+    if kind is not None and not any(kind is model for model in _MODELS.values()):
+        raise InputError(f"kind must be Decoder, Seq2Seq or Encoder (got {shown(kind)}).")
     name = name_of(path, options.get("revision"))
     return _load(path if name is None else fetched(name), kind, options)
 
@@ -157,7 +159,12 @@ def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadO
     )
     bundle = settings.opened(open_bundle, path)
     model = kind or _MODELS[bundle.manifest.kind]
-    _check_kind(bundle, model)  # before the weights are read
+    check_kind(bundle.manifest, model)  # before the weights are read
+    if bundle.manifest.is_head:
+        raise BundleKindError(
+            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
+            "folder above it, and pass draft=MtpHead()."
+        )
     adapters = open_adapters(options.get("adapters", {}), bundle)
     bundle, engine = _started(bundle, settings, adapters)
     if bundle.manifest.features is not None:
@@ -208,21 +215,6 @@ def _started(
         open_head=head_engine,
     )
     return bundle, engine
-
-
-def _check_kind_argument(kind: type[Model] | None) -> None:
-    # by identity: a caller's object may define == in any way
-    if kind is not None and not any(kind is model for model in _MODELS.values()):
-        raise InputError(f"kind must be Decoder, Seq2Seq or Encoder (got {shown(kind)}).")
-
-
-def _check_kind(bundle: Bundle, model: type[Model]) -> None:
-    check_kind(bundle.manifest, model)
-    if bundle.manifest.is_head:
-        raise BundleKindError(
-            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
-            "folder above it, and pass draft=MtpHead()."
-        )
 
 
 def _check_tensors(bundle: Bundle) -> None:

@@ -7,7 +7,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.models import bundle_of
 from ortolan.cli.output import aligned, print_json, print_table, size
-from ortolan.cli.progress import progress
+from ortolan.cli.progress import loading
 
 if TYPE_CHECKING:
     from ortolan.runtime.bench.measure import CaseResult
@@ -73,8 +73,7 @@ def command(
     from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    with progress("bench", as_json=as_json) as steps:
-        steps("load", 0, 1)
+    with loading("bench", as_json=as_json) as steps:
         model = load(bundle_of(bundle, steps), Decoder, device=device, threads=threads)
         result = measure(
             model,

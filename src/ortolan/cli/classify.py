@@ -79,7 +79,8 @@ def command(
         model = load(bundle_of(bundle, steps), Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs, images)
         steps("classify", 0, len(items))
-        if model.manifest.output_kind.name == "token_labels":
+        kind = model.manifest.output_kind
+        if kind.name == "token_labels":
             if top is not None or labels is not None:
                 raise click.UsageError(
                     "--top and --labels are for labels of whole inputs. Leave them out."
@@ -92,10 +93,10 @@ def command(
             )
         else:
             results = model.classify(items, truncate=truncate)
-    if model.manifest.output_kind.name == "token_labels":
+    if kind.name == "token_labels":
         _print_entities(items, entities, device=model.device, as_json=as_json)
         return
-    if top is None and labels is None and model.manifest.output_kind.scores == "softmax":
+    if top is None and labels is None and kind.scores == "softmax":
         top = 1
     if as_json:
         rows = [
