@@ -209,7 +209,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def compared(self, value: Any) -> Any:
         """Pay for a side of a comparison, or for a key, which may be walked."""
-        if isinstance(value, str | list | tuple | dict):
+        if isinstance(value, str):
+            self.pay(len(value))
+        elif isinstance(value, list | tuple | dict):
             self.walked(value)
         return value
 
@@ -236,7 +238,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
         own = {key: value for key, value in named.items() if key not in _OF_JINJA}
-        self.walked((args, own))
+        if args or own:
+            self.walked((args, own))
         if name in next((METHODS[kind] for kind in METHODS if isinstance(owner, kind)), ()):
             if isinstance(owner, str) or name in ("count", "index"):
                 self.walked(owner, ITEM if name in _REPEATED else 1)
@@ -264,7 +267,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Get an item. Its key is hashed, and printed if the item is missing."""
-        return super().getitem(obj, self.compared(argument))
+        key = argument if isinstance(argument, str | int) else self.compared(argument)
+        return super().getitem(obj, key)
 
     def concat(self, parts: Iterable[str]) -> str:
         """Join the output of a macro or block."""
@@ -286,7 +290,8 @@ def _filter(name: str) -> Callable[..., Any]:
             raise ChatTemplateError(
                 f"Chat templates may not use the filter {name!r}. Use another template."
             )
-        sandbox.walked((args, named))
+        if args or named:
+            sandbox.walked((args, named))
         if name in _OF_ITEMS:
             sandbox.pay(ITEM * length_hint(value))
         else:
