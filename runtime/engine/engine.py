@@ -66,6 +66,7 @@ class Engine:
     Attributes:
         adapter: number of the adapter of new slots; 0, the default, for none.
         heads: query heads of the widest attention.
+        edges: positions that no exact chunk crosses; see `score_edges`.
         source_states: states that the encoder computes.
         pictures: images in prompts; `None` if the decoder reads text alone.
         lock: held while a GPU is tried.
@@ -99,7 +100,8 @@ class Engine:
         pages_before = pages_in_use()
         manifest = bundle.manifest
         graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs
-        self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
+        self.source_states = tuple(s for s in manifest.states if s.update == "source")
+        self.edges = score_edges(manifest.states)
         if self.device != "cpu":
             packed = None  # packed for the kernels of the CPU
         self._bundle = bundle
@@ -179,11 +181,6 @@ class Engine:
         is_replaced = any(state.update == "replace" for state in self.manifest.states)
         is_mixed = self._decode is not self._prefill and _INTEGERS in self._operators
         return is_replaced or is_mixed or _SCALED_CALL in self._operators
-
-    @cached_property
-    def edges(self) -> tuple[int, ...]:
-        """Positions that no exact chunk crosses; see `score_edges`."""
-        return score_edges(self.manifest.states)
 
     @property
     def rows_multiple(self) -> int:
@@ -266,7 +263,17 @@ class Engine:
         """Join single sources of any lengths to a batch, padded with zeros."""
         if len(parts) == 1:
             return parts[0]
-        return _batched(parts, [state.shape.index("source") for state in self.source_states])
+        lengths = np.concatenate([part.lengths for part in parts])
+        states = []
+        for number, state in enumerate(self.source_states):
+            values = [part.states[number] for part in parts]
+            shape = list(values[0].shape)
+            shape[0], shape[state.shape.index("source")] = len(parts), int(lengths.max())
+            batch = np.zeros(shape, values[0].dtype)
+            for index, value in enumerate(values):
+                batch[index][tuple(slice(0, size) for size in value.shape[1:])] = value[0]
+            states.append(batch)
+        return Encoded(lengths=lengths, states=tuple(states))
 
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Compute attention maps by name, `(B, heads, queries, keys)`. Opens their graph."""
@@ -362,18 +369,3 @@ def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDA
     if LENGTHS in part:
         part[IDS] = np.ascontiguousarray(part[IDS][:, : int(part[LENGTHS][0])])
     return part
-
-
-def _batched(parts: list[Encoded], axes: list[int]) -> Encoded:
-    """Batch sources of any lengths, padded with zeros along these axes of their states."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    states = []
-    for number, axis in enumerate(axes):
-        values = [part.states[number] for part in parts]
-        shape = list(values[0].shape)
-        shape[0], shape[axis] = len(parts), int(lengths.max())
-        batch = np.zeros(shape, values[0].dtype)
-        for index, value in enumerate(values):
-            batch[index][tuple(slice(0, size) for size in value.shape[1:])] = value[0]
-        states.append(batch)
-    return Encoded(lengths=lengths, states=tuple(states))

@@ -52,7 +52,10 @@ class HostStates:
         self._space: AddressSpace | None = None
         self._buffers: list[Buffer] = []
         if reserve_to is not None:
-            self._reserve(reserve_to)
+            reservation = reserve([self._layout(state, reserve_to) for state in self._states])
+            if reservation is not None:
+                self._space, self._buffers = reservation
+                self.capacity = reserve_to
         if self._space is None:
             self._buffers = self._allocate(self._states, capacity)
         fixed = [number for number, state in enumerate(states) if state.update == "replace"]
@@ -104,7 +107,8 @@ class HostStates:
         """Copy the first `valid` tokens of some rows to others, all at once."""
         read, written = np.asarray(sources), np.asarray(targets)
         for state, buffer in zip(self._states, self._buffers, strict=True):
-            part = buffer if state.update == "replace" else buffer[_valid(state, valid)]
+            whole = state.update == "replace"
+            part = buffer if whole else buffer[along(state, "capacity", slice(0, valid))]
             part[written] = part[read]
 
     def read(
@@ -168,12 +172,6 @@ class HostStates:
             capacity = min(capacity, self._window_slots)
         return layout(state, self._rows, capacity)
 
-    def _reserve(self, capacity: int) -> None:
-        reservation = reserve([self._layout(state, capacity) for state in self._states])
-        if reservation is not None:
-            self._space, self._buffers = reservation
-            self.capacity = capacity
-
 
 def layout(state: "State", rows: int, capacity: int) -> Layout:
     """Shape and type of a state of some rows, as an array of the host."""
@@ -185,7 +183,3 @@ def layout(state: "State", rows: int, capacity: int) -> Layout:
 def along(state: "State", axis: str, part: slice) -> tuple[slice, ...]:
     """An index that selects a part of the named axis and all of the others."""
     return tuple(part if size == axis else slice(None) for size in state.shape)
-
-
-def _valid(state: "State", length: int) -> tuple[slice, ...]:
-    return along(state, "capacity", slice(0, length))

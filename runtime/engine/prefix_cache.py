@@ -75,10 +75,6 @@ class _Block:
     ids: bytes
     states: Snapshot
 
-    @property
-    def size(self) -> int:
-        return _size(self.states)
-
 
 @dataclass(frozen=True, slots=True)
 class _Link:
@@ -93,12 +89,7 @@ class PrefixCache:
     """Caches blocks in memory and, given a folder, in files.
 
     Calls come from one thread at a time; `counts` and `free_bytes` may be read from any thread.
-
-    Attributes:
-        grid: tokens per block.
     """
-
-    grid = GRID
 
     def __init__(
         self,
@@ -289,11 +280,11 @@ class PrefixCache:
     def _put(self, link: _Link, states: Snapshot) -> None:
         if link.key in self._blocks:  # other ids with the same hash
             self._drop(link.key)
-        block = self._blocks[link.key] = _Block(link.ids, states)
-        self._count(blocks=1, bytes=block.size)
+        self._blocks[link.key] = _Block(link.ids, states)
+        self._count(blocks=1, bytes=_size(states))
 
     def _drop(self, key: bytes) -> None:
-        self._count(blocks=-1, bytes=-self._blocks.pop(key).size)
+        self._count(blocks=-1, bytes=-_size(self._blocks.pop(key).states))
 
     def _touch(self, keys: list[bytes]) -> None:
         """Make a chain the most recent, its first block most of all."""

@@ -385,7 +385,7 @@ class Runner:
 
     def _bound_call(self, row: int, size: int) -> "_Call":
         """A call of `size` tokens of a row, bound until the buffers change."""
-        key = (row, size, self.slots.turn)
+        key = (row, size, self.slots.held.turn)
         if key in self._row_calls:
             return self._row_calls[key]
         ids, last = np.zeros((1, size), np.int64), np.zeros(1, np.int32)
@@ -431,7 +431,7 @@ class Runner:
         if self._has_axes:
             for row in self._rows:
                 self._axes[row] = self._next(row)
-        run = self._calls.get(slots.turn) or self._bind_step()
+        run = self._calls.get(slots.held.turn) or self._bind_step()
         if self._engine.is_stranded:
             self._engine.check_process()
         run()
@@ -443,7 +443,7 @@ class Runner:
     def _bind_step(self) -> Callable[[], None]:
         """Bind a step of the selected rows, until they or the buffers change."""
         rows = slice(0, self._covered)
-        run = self._calls[self.slots.turn] = self._bind(
+        run = self._calls[self.slots.held.turn] = self._bind(
             self._session,
             rows,
             self._ids[rows],
@@ -525,7 +525,7 @@ class Runner:
         run = partial(session.run_with_iobinding, binding)
         if not self._engine.is_on_host:
             run = partial(_fed, binding, inputs, run)
-        return self.slots.around(rows, run)
+        return self.slots.held.around(rows, run)
 
 
 def _cut(run: slice, size: int) -> list[slice]:

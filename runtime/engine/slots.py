@@ -23,7 +23,7 @@ States lie in the memory of a device: `HostStates` on the CPU, `DeviceStates` on
 snapshots are arrays of the host everywhere. Does not know which tokens the rows hold.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Slots:
     """The states of a number of slots, each with one row per beam.
 
     Attributes:
+        held: the states that graphs are bound to.
         lengths: valid tokens of each row.
         adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
         windows: where the tokens of each row begin in states with a window.
@@ -102,11 +103,11 @@ class Slots:
         self.shifts = Shifts(count * beams)
         rows, capacity = count * beams, min(CAPACITY_STEP, context_length)
         self._host: HostStates | None = None  # a device has no windows, and reserves no addresses
-        self._held: HostStates | DeviceStates
+        self.held: HostStates | DeviceStates
         if copier is not None:
-            self._held = DeviceStates(copier, self._states, rows=rows, capacity=capacity)
+            self.held = DeviceStates(copier, self._states, rows=rows, capacity=capacity)
         else:
-            self._held = self._host = HostStates(
+            self.held = self._host = HostStates(
                 self._states,
                 rows=rows,
                 capacity=capacity,
@@ -118,26 +119,17 @@ class Slots:
     @property
     def capacity(self) -> int:
         """Tokens that each row has room for."""
-        return self._held.capacity
+        return self.held.capacity
 
     def identity(self, *, row: int = 0) -> str:
         """Fingerprint of what computes a row: the bundle, or the bundle with an adapter."""
         return self._identities[int(self.adapters[row])]
 
-    @property
-    def turn(self) -> int:
-        """Which of the two buffers of replaced states is read, 0 or 1."""
-        return self._held.turn
-
     # --- what a graph is bound to -----------------------------------------------------------------
 
     def bound(self, rows: slice) -> "Iterator[tuple[State, Any, Any]]":
         """Yield each written state with its input buffer and its output buffer, for some rows."""
-        yield from self._held.bound(rows)
-
-    def around(self, rows: slice, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call that makes this one on the states of some rows, wherever they lie."""
-        return self._held.around(rows, call)
+        yield from self.held.bound(rows)
 
     def sources(self, slots: slice) -> Encoded | None:
         """Return what the decoder reads of the sources of some slots."""
@@ -149,15 +141,15 @@ class Slots:
             return
         part = set(rows)
         if all(row in part for row, length in enumerate(self.lengths) if length > 0):
-            self._held.swap()
+            self.held.swap()
         else:
-            self._held.adopt(rows)
+            self.held.adopt(rows)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Zero the replaced states of rows that hold no tokens yet."""
         empty = [row for row in rows if self.lengths[row] == 0] if self.replaces else []
         if empty:
-            self._held.clear(empty)
+            self.held.clear(empty)
 
     def slide_windows(self, rows: Iterable[int]) -> None:
         """Slide the windows of rows that are used up, before the next call computes them."""
@@ -178,7 +170,7 @@ class Slots:
                 "Use a shorter prompt or fewer new tokens."
             )
         grown = _round_up(max(length, int(self.capacity * GROWTH)))
-        self._held.grow(min(grown, self.context_length), max(self.lengths))
+        self.held.grow(min(grown, self.context_length), max(self.lengths))
 
     def release(self, slot: int) -> None:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
@@ -216,7 +208,7 @@ class Slots:
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the contents, lengths and adapters of some rows to others, all at once."""
         lengths = [self.lengths[row] for row in sources]
-        self._held.copy_rows(sources, targets, max(lengths))
+        self.held.copy_rows(sources, targets, max(lengths))
         self.adapters[list(targets)] = self.adapters[list(sources)]
         self.windows.copy(sources, targets)
         self.shifts.copy(sources, targets)
@@ -253,7 +245,7 @@ class Slots:
         return Snapshot(
             identity=self.identity(row=row),
             length=end - start,
-            buffers=self._held.read(row, start, end, part),
+            buffers=self.held.read(row, start, end, part),
             windowed=None if part is None else part.stop - part.start,
             shifts=self.shifts.within(start, end, row=row),
         )
@@ -304,7 +296,7 @@ class Slots:
         )
         return Mark(
             length=length,
-            replaced=self._held.replaced(row),
+            replaced=self.held.replaced(row),
             place=self.windows.place(row),
             windows=self._host.windows(row) if self._host is not None and loses else None,
         )
@@ -312,7 +304,7 @@ class Slots:
     def go_back(self, mark: "Mark", *, row: int = 0) -> None:
         """Take a row back to a mark, whose tokens it still begins with."""
         self.lengths[row] = mark.length
-        self._held.put_replaced(row, mark.replaced)
+        self.held.put_replaced(row, mark.replaced)
         if self._host is not None and mark.windows is not None:
             self.windows.put(row, *mark.place)
             self._host.put_windows(row, mark.windows)
@@ -329,7 +321,7 @@ class Slots:
         if snapshot.windowed is not None:
             self.slide_windows([row])
             part = self.windows.fill(row, start, end, snapshot.windowed)
-        self._held.write(row, start, snapshot.buffers, length, part)
+        self.held.write(row, start, snapshot.buffers, length, part)
         self.shifts.add(snapshot.shifts, start, row=row)
         self.lengths[row] = end
 

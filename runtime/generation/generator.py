@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Slots
@@ -226,7 +226,7 @@ class Generator:
         positions = range(len(chunk)) if is_scored else [len(chunk) - 1]
         logits_RV = self._runner.chunk(slot, chunk, positions=positions)
         if self._prefixes is not None:
-            whole = end - end % self._prefixes.grid
+            whole = end - end % GRID
             if whole > start:
                 self._prefixes.offer(prompt, slots, slot, whole)
         if self._last_prompt is not None:

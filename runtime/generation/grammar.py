@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -149,14 +149,7 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """The state of one sequence in its grammar.
-
-    Args:
-        matcher: of llguidance, at the start of the text.
-        vocab_size: logits are `(V,)`.
-        eos: EOS ids, which are not text.
-        keys: keeps the objects of a JSON text from having duplicate keys.
-    """
+    """The state of one sequence in its grammar."""
 
     def __init__(
         self,
@@ -194,10 +187,7 @@ class GrammarMatcher:
     ) -> None:
         """Set the logits of tokens that may not come next to -inf.
 
-        Args:
-            logits_V: `(V,)`.
-            ends: ids that end the sequence, allowed where the text is complete.
-            may_end: whether they are allowed at all.
+        Of `ends`, that is so unless the text is complete and `may_end`.
         """
         if self._bits is None:
             self._bits = self._matcher.compute_bitmask()
@@ -246,8 +236,6 @@ class GrammarCompiler:
         self._vocab_size = manifest.vocab_size
         self._eos = manifest.tokens.eos
         self._lock = Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._quoting: dict[int, bytes] | None = None
         # a batch, or the requests of a service, often share a grammar
         self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compile)
 
@@ -256,14 +244,12 @@ class GrammarCompiler:
         """A matcher at the start of a text."""
         with self._lock:
             compiled, counts_keys = self._compiled(grammar)
-            keys = self._distinct_keys() if counts_keys else None
+            keys = DistinctKeys(self._bytes_of, self._quoting) if counts_keys else None
             copy = compiled.deep_copy()
         return GrammarMatcher(copy, self._vocab_size, self._eos, keys)
 
     def _compile(self, grammar: Grammar) -> "tuple[LLMatcher, bool]":
         """A matcher to copy, and whether it needs `DistinctKeys`."""
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
         matcher: LLMatcher = _llguidance().LLMatcher(
             self._vocabulary, grammar.source, log_level=0, limits=_limits()
         )
@@ -271,16 +257,17 @@ class GrammarCompiler:
             raise _invalid(matcher.get_error())
         return matcher, asks_for_several_keys(_parsed(grammar.source))
 
-    def _distinct_keys(self) -> DistinctKeys:
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
-        vocabulary = self._vocabulary
-        if self._quoting is None:
-            texts = ((token, vocabulary.decode_bytes([token])) for token in range(self._vocab_size))
-            self._quoting = {token: text for token, text in texts if b'"' in text}
-        return DistinctKeys(lambda token: vocabulary.decode_bytes([token]), self._quoting)
+    def _bytes_of(self, token: int) -> bytes:
+        return self._vocabulary.decode_bytes([token])
 
-    def _read_vocabulary(self) -> "LLTokenizer":
+    @cached_property
+    def _quoting(self) -> dict[int, bytes]:
+        """Tokens that contain a quote, with their bytes."""
+        texts = ((token, self._bytes_of(token)) for token in range(self._vocab_size))
+        return {token: text for token, text in texts if b'"' in text}
+
+    @cached_property
+    def _vocabulary(self) -> "LLTokenizer":
         # llguidance needs an EOS id even if the model has none; matchers rule it out
         ends = list(self._eos) or self._tokenizer.special_ids()[:1]
         try:

@@ -58,12 +58,7 @@ class ObjectKeys(NamedTuple):
 
 
 class DistinctKeys:
-    """Rules out tokens that would repeat a key of an object.
-
-    Args:
-        bytes_of: returns the bytes of a token.
-        quoting: tokens that contain a quote, with their bytes: only these can end a key.
-    """
+    """Rules out tokens that would repeat a key of an object; only those with a quote can end it."""
 
     def __init__(self, bytes_of: Callable[[int], bytes], quoting: Mapping[int, bytes]) -> None:
         self._bytes_of = bytes_of
@@ -72,11 +67,7 @@ class DistinctKeys:
         self._keys = ObjectKeys()
 
     def rule_out(self, ruled_out_V: NDArray[np.bool_]) -> None:
-        """Mark tokens that would repeat a key.
-
-        Args:
-            ruled_out_V: `(V,)`, true for tokens that are ruled out already.
-        """
+        """Mark tokens that would repeat a key, next to those that are ruled out already."""
         for token in self._quoting_ids[~ruled_out_V[self._quoting_ids]].tolist():
             ruled_out_V[token] = self._keys.follow(self._quoting[token]) is None
 

@@ -125,12 +125,13 @@ def checked_options(
         )
     if tokenizer is None and grammar is not None:
         raise no_tokenizer("grammar")
+    limit, fewest = options.get("max_new_tokens"), 1 if prompt_logprobs is None else 0
     ignores_eos = checked_flag("ignore_eos", options.get("ignore_eos", False))
     return Request(
         prompt=[],
         prompt_tokens=0,
-        limit=_limit(options, least=1 if prompt_logprobs is None else 0),
-        is_bounded=options.get("max_new_tokens") is not None,
+        limit=0 if limit is None else checked_count("max_new_tokens", limit, least=fewest),
+        is_bounded=limit is not None,
         min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
         sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
         eos=frozenset((*(() if ignores_eos else manifest.tokens.eos), *stop_tokens)),
@@ -155,11 +156,6 @@ def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
         f"adapter {shown(name)} is not loaded (loaded: {names:.300}). "
         "Load the bundle with adapters={name: folder}."
     )
-
-
-def _limit(options: Options, *, least: int) -> int:
-    count = options.get("max_new_tokens")
-    return 0 if count is None else checked_count("max_new_tokens", count, least=least)
 
 
 def _logprobs(options: Options, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:

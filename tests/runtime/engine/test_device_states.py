@@ -100,7 +100,7 @@ def array_of(part: Part) -> NDArray[Any]:
 def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both: Both) -> None:
     device, host = both
     rows = slice(row, row + 1)
-    device.around(rows, lambda: None)()  # it has its buffers before they grow
+    device.held.around(rows, lambda: None)()  # it has its buffers before they grow
     for slots in both:
         slots.reserve(700 if grown else 200)
     on_host, on_device = list(host.bound(rows)), list(device.bound(rows))
@@ -115,7 +115,7 @@ def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both:
             array_of(written)[...] = 7
             new[...] = 7
 
-    device.around(rows, call)()
+    device.held.around(rows, call)()
     for slots in both:
         slots.take_over([row])
     assert_same(both)
@@ -153,7 +153,7 @@ def test_only_snapshots_cross_to_the_host(both: Both, copier: Copier) -> None:
     before = copier.read_bytes, copier.written_bytes
     device.copy_rows([0], [1])
     device.reserve(900)
-    device.around(slice(2, 3), lambda: None)()
+    device.held.around(slice(2, 3), lambda: None)()
     assert (copier.read_bytes, copier.written_bytes) == before
     snapshot = device.snapshot(row=2)
     assert copier.read_bytes - before[0] == sum(buffer.nbytes for buffer in snapshot.buffers)
