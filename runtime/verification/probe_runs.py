@@ -231,18 +231,19 @@ def _source(
 ) -> Encoded | None:
     if not certificate.model_kind.has_encoder:
         return None
-    if certificate.images is not None:
-        return engine.encode_source({PIXELS: _pixels(engine, certificate, [number])})
-    if isinstance(engine.manifest.source, AudioSource):
-        sound = probe_sound(engine.manifest.source, number)
-        return engine.encode_source({MEL: read_chunks(sound, engine.manifest.source)[:1]})
-    lengths = [probe.source or 0 for probe in certificate.probes]
-    if isinstance(engine.manifest.source, WaveSource):
-        wave = engine.manifest.source
-        return engine.encode_source({WAVE: _wave(wave, number, lengths[number])})
+    source, lengths = engine.manifest.source, [probe.source or 0 for probe in certificate.probes]
+    if isinstance(source, ImageSource):
+        return engine.encode_source({PIXELS: _pixels(source, certificate, [number])})
+    if isinstance(source, AudioSource):
+        sound = probe_sound(source, number)
+        return engine.encode_source({MEL: read_chunks(sound, source)[:1]})
+    if isinstance(source, WaveSource):
+        return engine.encode_source({WAVE: _wave(source, number, lengths[number])})
     start = _offsets(lengths)[number]
     ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)
-    padding = _padding(engine, len(ids)) if phase == "decode" else 0
+    padding = 0
+    if phase == "decode" and isinstance(source, TextSource):
+        padding = min(PADDING, max(source.max_tokens - len(ids), 0))
     return engine.encode_source(
         {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
     )
@@ -251,15 +252,6 @@ def _source(
 def _wave(source: WaveSource, number: int, vectors: int) -> NDArray[np.float32]:
     """The sound of a probe as a batch of one."""
     return wave_of(probe_wave(source, number, vectors), source)[None]
-
-
-def _padding(engine: Engine, length: int) -> int:
-    """Count the padding tokens that fit after a source."""
-    match engine.manifest.source:
-        case TextSource(max_tokens=most):
-            return min(PADDING, max(most - length, 0))
-        case _:
-            return 0
 
 
 def _in_one_call(
@@ -364,10 +356,10 @@ def _encoded(
         (number,) = group
         pixels_CHW = normalized(sized_picture(source, number), source)
         inputs = source_of(engine.manifest, None).feeds([pixels_CHW])
-    elif certificate.images is None:
-        inputs = _padded(certificate, group)
+    elif isinstance(source, ImageSource):
+        inputs = {PIXELS: _pixels(source, certificate, group)}
     else:
-        inputs = {PIXELS: _pixels(engine, certificate, group)}
+        inputs = _padded(certificate, group)
     outputs = engine.encode(inputs)[OUTPUT]
     all_positions = _positions(certificate)
     offsets = _offsets([len(positions) for positions in all_positions])
@@ -424,10 +416,8 @@ def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any
     return inputs
 
 
-def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbers:
-    source, images = engine.manifest.source, certificate.images
-    if images is None or not isinstance(source, ImageSource):
-        raise TypeError("expected the images of a certificate of an encoder of images")
+def _pixels(source: ImageSource, certificate: Certificate, group: list[int]) -> Numbers:
+    images = () if certificate.images is None else certificate.images
     return np.stack([normalized(images[number], source) for number in group])
 
 
