@@ -12,17 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from ortolan.cli import progress as module
-from ortolan.cli.progress import (
-    Reporter,
-    State,
-    bar,
-    draw,
-    erase,
-    event,
-    line,
-    progress,
-    prompt_progress,
-)
+from ortolan.cli.progress import Reporter, State, bar, event, line, progress, prompt_progress
 from ortolan.export.progress import ESTIMATE
 
 AT_WORK = State(
@@ -83,8 +73,8 @@ def test_a_bar_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    draw(AT_WORK)
-    erase()
+    module.draw(AT_WORK)
+    module.erase()
     assert [len(row) for row in capsys.readouterr().err.split("\r")] == [0, 39, 0, 39, 0]
 
 

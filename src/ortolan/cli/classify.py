@@ -104,6 +104,11 @@ def command(
         ]
         print_json({"results": rows, "device": model.device})
         return
+    _print_scores(items, results, top)
+
+
+def _print_scores(items: list[str], results: list[Classification], top: int | None) -> None:
+    """Print one label per line, highest score first."""
     for item, result in zip(items, results, strict=True):
         form = "6.1%" if result.are_probabilities else "9.4f"
         table = [(label, format(s, form)) for label, s in islice(result.scores.items(), top)]

@@ -116,20 +116,23 @@ def command(
         "stop": stop,
         "sampling": sampling.resolve(loaded),
         "grammar": _grammar(json_schema, regex, lark),
-        **({"ignore_eos": True} if ignore_eos else {}),
-        **({"adapter": options.ADAPTER} if adapters else {}),
+        **_present(ignore_eos=ignore_eos or None, adapter=options.ADAPTER if adapters else None),
         **_present(first=first, draft=_draft(draft, device=device, threads=threads)),
     }
     if loaded.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
-    parts = [*media, text] if media else text
+    parts = _parts(text, images, sounds)
     completion = _generate(loaded, parts, request, search, is_shown=not as_json)
     if as_json:
-        device_of = {"device": loaded.device, "device_reason": loaded.device_reason}
-        print_json({"prompt": text, **asdict(completion), **device_of})
+        where = {"device": loaded.device, "device_reason": loaded.device_reason}
+        print_json({"prompt": text, **asdict(completion), **where})
     else:
         _print_end(completion, is_streamed=not search)
+
+
+def _parts(text: str, images: Iterable[Path], sounds: Iterable[Path]) -> Any:
+    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
+    return [*media, text] if media else text
 
 
 def _present(**values: Any) -> dict[str, Any]:

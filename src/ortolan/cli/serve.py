@@ -28,6 +28,12 @@ class UnprotectedError(OrtolanError):
 
     code = "unprotected"
 
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"--host {host} lets other machines call. Set a key with --key-file or "
+            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
+        )
+
 
 @click.command(cls=LongCommand)
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
@@ -139,14 +145,10 @@ def command(
     keys, hosts = _keys(key_file), frozenset(map(str.lower, allow_host))
     is_local = host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
-        raise UnprotectedError(
-            f"--host {host} lets other machines call. Set a key with --key-file or "
-            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
-        )
-    folders = _named(adapters, "FOLDER", lambda folder: Path(folder).resolve().name)
+        raise UnprotectedError(host)
     settings = Settings(
         bundles=_bundles(models, device, checkpoint),
-        adapters={name: Path(folder) for name, folder in folders.items()},
+        adapters=_adapters(adapters),
         keys=keys,
         hosts=hosts | LOCAL_HOSTS if is_local or hosts else hosts,  # none for any
         origins=allow_origin,
@@ -179,6 +181,11 @@ def _bundles(
     named = _named(models, "MODEL", shown_name)
     with progress("serve") as steps:
         return {name: get(model, steps) for name, model in named.items()}
+
+
+def _adapters(texts: tuple[str, ...]) -> dict[str, Path]:
+    named = _named(texts, "FOLDER", lambda folder: Path(folder).resolve().name)
+    return {name: Path(folder) for name, folder in named.items()}
 
 
 def _named(texts: tuple[str, ...], what: str, name_of: Callable[[str], str]) -> dict[str, str]:
