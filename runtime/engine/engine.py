@@ -25,7 +25,7 @@ from ortolan.runtime.bundle.kinds import (
     PREFILL,
 )
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.engine.attention_kernels import query_heads, score_edges
+from ortolan.runtime.engine.attention_kernels import GRID, query_heads, score_edges
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier
 from ortolan.runtime.engine.fork_guard import check_process, guard
@@ -181,6 +181,14 @@ class Engine:
         is_replaced = any(state.update == "replace" for state in self.manifest.states)
         is_mixed = self._decode is not self._prefill and _INTEGERS in self._operators
         return is_replaced or is_mixed or _SCALED_CALL in self._operators
+
+    @property
+    def grid(self) -> int:
+        """Prompts may continue from multiples of this many tokens: 1 if chunks do not matter.
+
+        They do for a mixture of experts, whose tokens share a product per expert.
+        """
+        return GRID if self.depends_on_chunks or self.mixes_rows else 1
 
     @property
     def rows_multiple(self) -> int:

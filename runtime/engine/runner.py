@@ -305,7 +305,7 @@ class Runner:
         cut = run_around(prompt, length)
         inside = length - cut.start
         is_even = (cut.stop - cut.start) % 2 == 0
-        is_free = is_even and not engine.depends_on_chunks and not engine.mixes_rows
+        is_free = is_even and engine.grid == 1
         target = length - (inside % 2 if is_free else inside)
         if target < length:
             # windows may not reach back that far
@@ -322,7 +322,7 @@ class Runner:
         if not self._exact:
             return most
         most -= most % 2
-        if not self._engine.depends_on_chunks and not self._engine.mixes_rows:
+        if self._engine.grid == 1:
             edge = next((edge for edge in self._engine.edges if edge > length), length + most)
             # an odd number before an edge would need a dummy token behind it
             return 1 if (edge - length) % 2 else min(most, edge - length)

@@ -37,14 +37,11 @@ class LastPrompt:
 
     Attributes:
         slots: the states. A released slot keeps its memory.
-        grid: prompts continue from multiples of this many tokens: 1 if the chunks of a prompt do
-            not change results, else `GRID`, where exact chunks end. They do for a mixture of
-            experts, whose tokens share a product per expert.
         chunk: maximum number of tokens per chunk, for the generator.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.grid = GRID if engine.depends_on_chunks or engine.mixes_rows else 1
+        self._grid = engine.grid
         self.chunk = GRID if engine.mixes_rows else CHUNK
         # reserved: growing would copy the states
         self.slots = engine.slots(engine.rows_multiple, reserved=True)
@@ -91,7 +88,7 @@ class LastPrompt:
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:
         """Note that prefill has extended the first row from `start` to `end` tokens."""
-        tokens = end - end % self.grid
+        tokens = end - end % self._grid
         if tokens <= start:
             return
         self._ids = list(prompt[:tokens])
@@ -109,7 +106,7 @@ class LastPrompt:
             if old != token:
                 break
             length += 1
-        length -= length % self.grid
+        length -= length % self._grid
         if self.slots.replaces:
             self._replaced = {at: states for at, states in self._replaced.items() if at <= length}
             length = max(self._replaced, default=0)

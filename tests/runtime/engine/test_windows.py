@@ -1,5 +1,7 @@
 """Rows of states with a window: where tokens lie after any order of calls, rewinds and copies."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.engine.windows import BACK, Window, row_bytes, sums_in_blocks, window_of
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, StateFileError
 
 CONTEXT = 2000
 
@@ -125,6 +129,20 @@ def test_a_move_keeps_enough_to_go_back_at_any_length() -> None:
         assert length - shortest >= WINDOW.back or not start
         # not a step more than that
         assert length - WINDOW.kept - start < WINDOW.step
+
+
+@pytest.mark.parametrize("windowed", [50, 99, WINDOW.kept, 400])
+def test_a_file_needs_the_tokens_of_its_window_and_no_more(windowed: int, tmp_path: Path) -> None:
+    slots, file = Slots(STATES, count=1, context_length=CONTEXT), tmp_path / "saved"
+    buffers = tuple(np.zeros(*layout) for layout in slots.layout(500, windowed))
+    states = Snapshot(identity="", length=500, buffers=buffers, windowed=windowed)
+    write_states(file, [0] * 500, states)
+    if windowed in (99, WINDOW.kept):
+        slots.restore(read_states(file, slots)[1])
+        assert slots.lengths == [500]
+    else:
+        with pytest.raises(StateFileError, match="expected the states of the bundle, got others"):
+            read_states(file, slots)
 
 
 def test_blocks_of_a_prompt_restore_its_window() -> None:
