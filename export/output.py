@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortolan import files
 from ortolan.export.errors import OutputError
-from ortolan.runtime.bundle import manifest_file, trust
+from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import ManifestError
@@ -49,10 +49,10 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a bundle except its manifest and seal, sorted by name."""
+    """Size and hash of every file of a bundle except its manifest, sorted by name."""
     files_by_name = {file.name: file for file in described}
     for path in folder.iterdir():
-        if path.is_file() and path.name not in {manifest_file.NAME, trust.NAME, *files_by_name}:
+        if path.is_file() and path.name not in {manifest_file.NAME, *files_by_name}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             files_by_name[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
@@ -60,18 +60,8 @@ def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json last, and seal a bundle that this user has to trust."""
+    """Write manifest.json, last."""
     files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
-    if not manifest.foreign_operators:
-        return
-    try:
-        trust.trust(folder, manifest)
-    except OSError as error:
-        _log.warning(
-            "Cannot seal the custom operators of this bundle for this user: %s. It opens only with "
-            "trust=True.",
-            error,
-        )
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -106,4 +96,4 @@ def _bundle_names(folder: Path) -> set[str]:
     folders = {manifest.media_folder} if manifest.features else set()
     folders |= {MTP} if manifest.has_head else set()
     folders |= {TEXT} if manifest.texts else set()
-    return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}
+    return {manifest_file.NAME, *folders, *(file.name for file in manifest.files)}

@@ -56,7 +56,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle, open_parts
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODER, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.parts import (
@@ -69,9 +69,11 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.machine.memory import return_large_memory
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
+from ortolan.runtime.verification.verified import remember, stamps
 
 
 def export(
@@ -133,7 +135,11 @@ def export(
         model = _with_parts(folder, model, plan, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
-    return open_bundle(out, trust=True)
+    bundle = open_bundle(out)
+    # what was made here needs no first load in a subprocess
+    for made in (bundle, *open_parts(bundle).values()):
+        remember(made, stamps(made.path), onnxruntime=onnxruntime_version())
+    return bundle
 
 
 def _opened(
@@ -202,7 +208,7 @@ def _with_parts(folder: Path, model: Exportable, plan: Plan, progress: Progress)
             progress=progress,
         )
         _build(job)
-        bound[name] = fingerprint(open_bundle(folder / name, trust=True).manifest)
+        bound[name] = fingerprint(open_bundle(folder / name).manifest)
     encoder = bound.get(VISION) or bound.get(SOUND)
     return replace(
         model,

@@ -35,12 +35,6 @@ class GraphError(BundleError):
     code = "graph"
 
 
-class UntrustedError(BundleError):
-    """A bundle needs operators that Ortolan does not write, and was loaded without trust=True."""
-
-    code = "untrusted"
-
-
 class FirstLoadError(BundleError):
     """The subprocess of a first load crashed or exceeded its limits."""
 

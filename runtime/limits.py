@@ -98,15 +98,6 @@ MAX_NODE_EDGES = 4096
 MAX_OPSETS = 64  # Operator domains that a graph imports. Exporters leave a few unused ones.
 MAX_FUNCTIONS = 16  # Function bodies of a graph: one for each kind of custom node
 MAX_TENSOR_RANK = 16  # Axes of a tensor in a graph
-MAX_READERS = 4096  # Nodes that read one value. Loading time grows with the square, to 0.3 s here.
-# Values that one node concatenates. Exports join up to 8; an unrolled loop joins its steps.
-MAX_JOINED = 512
-# Elements that constants request of one node: a mask of 8,192 x 8,192, 256 MiB in float32
-MAX_ASKED = 1 << 26
-# Elements computed from constants alone in one graph, excluding those from weights
-MAX_COMPUTED_AT_LOAD = 1 << 26
-# Elements computed at load per element of a weight: recurrent cells split and join theirs
-MAX_COMPUTED_PER_WEIGHT = 8
 MAX_FOREIGN_FORMS = 256  # Forms of nodes outside the vocabulary that a bundle may use
 MAX_FORM_LENGTH = 512  # Characters of such a form: eight per input or output
 # Protobuf fields of a graph: 40 for each of the most nodes. Two bytes of a file can become an

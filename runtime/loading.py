@@ -4,14 +4,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.hub.name import name_of
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.fetched import fetched, is_fetched
+from ortolan.runtime.bundle.fetched import fetched
 from ortolan.runtime.bundle.folder import (
     open_bundle,
     open_head,
@@ -29,7 +28,7 @@ from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
-from ortolan.runtime.verification.first_load import first_load
+from ortolan.runtime.verification.first_load import pass_first_load
 
 _MODELS: dict[str, type[Model]] = {model.kind: model for model in (Decoder, Encoder, Seq2Seq)}
 
@@ -47,17 +46,14 @@ class LoadOptions(TypedDict, total=False):
             hash, and does not need the folder afterwards: use it where others may change the
             folder. It needs the memory of the weights, two to three times as much while loading,
             and ignores what `ortolan pack` prepared.
-        isolate: load an untrusted bundle in a subprocess first, with limits on memory and time,
-            unless `ortolan verify` has passed here on the same files. A crash or hang of
-            onnxruntime becomes an error. It costs about one more load, so the default is `True`
-            only for bundles that were fetched from the Hugging Face Hub.
+        isolate: load a bundle in a subprocess first, with limits on memory and time, unless it was
+            made, loaded or verified on this machine before. A crash or hang of onnxruntime becomes
+            an error. It costs about one more load, once; `True` by default.
         full_check: hash all weights before use; `False` by default.
         adapters: folders made by `ortolan adapter`, by the names that requests choose them by; for
             a decoder on the CPU. Requests without an adapter get the same results, to the bit, as
             without this option. The last bits of those with one may depend on which others are
             loaded.
-        trust: accept custom operators in a bundle that was not made by this user on this machine;
-            `False` by default. A bundle with custom operators is never loaded by name.
         revision: branch, tag or commit, for a bundle that is loaded by name.
     """
 
@@ -67,7 +63,6 @@ class LoadOptions(TypedDict, total=False):
     isolate: bool
     full_check: bool
     adapters: Mapping[str, str | os.PathLike[str]]
-    trust: bool
     revision: str | None
 
 
@@ -138,12 +133,11 @@ class _Settings:
     is_copied: bool
     isolate: bool
     full_check: bool
-    trust: bool
 
     def opened(self, open_: Callable[..., Bundle], source: Any) -> Bundle:
         # a copy hashes every file anyway
         full_check = self.full_check and not self.is_copied
-        return open_(source, full_check=full_check, trust=self.trust)
+        return open_(source, full_check=full_check)
 
 
 @retry_if_replaced
@@ -153,9 +147,8 @@ def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadO
         device=options.get("device", "auto"),
         threads=options.get("threads"),
         is_copied=_is_copied(options.get("weights", "map")),
-        isolate=checked_flag("isolate", options.get("isolate", is_fetched(Path(path)))),
+        isolate=checked_flag("isolate", options.get("isolate", True)),
         full_check=checked_flag("full_check", options.get("full_check", False)),
-        trust=checked_flag("trust", options.get("trust", False)),
     )
     bundle = settings.opened(open_bundle, path)
     model = kind or _MODELS[bundle.manifest.kind]
@@ -190,15 +183,15 @@ def _started(
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     has_head = bundle.manifest.has_head
     if settings.isolate:
-        first_load(bundle, device=device, packed=packed)
+        pass_first_load(bundle, device=device, packed=packed)
     if has_head and (settings.isolate or full_check):
-        head = open_head(bundle, full_check=full_check, trust=settings.trust)
+        head = open_head(bundle, full_check=full_check)
         if settings.isolate:
-            first_load(head, device=device, packed=None)
+            pass_first_load(head, device=device)
 
     @cache
     def head_engine() -> Engine:
-        head = open_head(bundle, trust=settings.trust)
+        head = open_head(bundle)
         if settings.is_copied:
             head = head.keeping()
         check_load(head, is_packed=False)

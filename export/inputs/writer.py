@@ -89,7 +89,7 @@ def let_write(
     progress: Progress,
 ) -> list[NDArray[np.int64]]:
     """Like `write`, in this process."""
-    if open_bundle(bundle, trust=True).manifest.model_kind.has_encoder:
+    if open_bundle(bundle).manifest.model_kind.has_encoder:
         texts = list(_answers(bundle, beginnings, length, progress))
     else:
         texts = _continued(bundle, [ids.tolist() for ids in beginnings], tokens, length, progress)
@@ -113,7 +113,7 @@ def _continued(
 
     A text that ends frees its slot for the next one, so nothing is written after an EOS.
     """
-    opened = open_bundle(bundle, trust=True)
+    opened = open_bundle(bundle)
     manifest, engine = opened.manifest, Engine(opened)
     texts = [
         SampledSequence(
@@ -154,7 +154,7 @@ def _answers(
     bundle: Path, sources: Sequence[NDArray[Any]], length: int, progress: Progress
 ) -> Iterator[list[int]]:
     """One text per source, after the start token."""
-    model = load(bundle, Seq2Seq, device="cpu", trust=True)
+    model = load(bundle, Seq2Seq, device="cpu", isolate=False)
     start = model.manifest.tokens.start
     before = [] if start is None else [start]
     for first in range(0, len(sources), MAX_ROWS):

@@ -67,7 +67,7 @@ def through_bundle(
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         place = Path(folder) / "bundle"
         yield place
-        convert(open_bundle(place, trust=True), target, force=force)
+        convert(open_bundle(place), target, force=force)
 
 
 def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:

@@ -2,7 +2,7 @@
 
 A model-local function with the domain and name of a node gives the node a meaning anywhere.
 onnxruntime prefers its own kernel, so a portable bundle runs there as fast as any. No body calls
-another, and the runtime accepts only these (`ortolan.runtime.bundle.functions`).
+another: the runtime refuses functions that do.
 
 A body covers what `ortolan.modeling.layers.ops` and the passes emit, not the whole operator. The
 bodies are written in ONNX's own text syntax, so their bytes depend on no tool's version. An

@@ -20,7 +20,6 @@ try:
         device="cpu",
         exact=False,
         isolate=False,
-        trust=True,
         progress=lambda done, total: print(done, total, flush=True),
     )
 except OrtolanError as error:

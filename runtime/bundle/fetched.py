@@ -18,7 +18,7 @@ from ortolan.hub.name import Name
 from ortolan.hub.selection import bundle_folder
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_parts
-from ortolan.runtime.errors import BundleError, UntrustedError
+from ortolan.runtime.errors import BundleError
 
 _NOTE = "fetched.json"
 """Says where a bundle is from; not a file of the bundle."""
@@ -56,11 +56,6 @@ def fetched(
     return cache.kept(key, make, waiting=waiting)
 
 
-def is_fetched(path: Path) -> bool:
-    """Whether a folder is of a bundle that came from the Hub by name."""
-    return os.path.isfile(path / _NOTE)
-
-
 def _place(origin: Path, target: Path) -> None:
     """Give a file of the Hub's cache another name.
 
@@ -81,12 +76,6 @@ def _check(target: Path, listing: Listing, progress: Progress | None) -> None:
     try:
         bundle = _opened(target, progress)
         open_parts(bundle, full_check=True)
-    except UntrustedError as error:
-        raise UntrustedError(
-            f"{name} uses operators that Ortolan does not write, so it is not loaded by name. If "
-            f"you trust its author, fetch it with `hf download {name.repository} --local-dir "
-            "FOLDER`, and run `ortolan trust` on the folder of the bundle."
-        ) from error
     except BundleError as error:
         said = f"{error}".replace(f"{target}", f"{name}").partition(". ")[0].rstrip(".")
         raise type(error)(

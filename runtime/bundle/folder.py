@@ -15,7 +15,6 @@ from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.bundle.parts import MTP, TEXT, Oversized, Tiles
 from ortolan.runtime.bundle.sources import ImageSource, PatchSource, TextSource
-from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
@@ -52,7 +51,6 @@ def open_bundle(
     path: str | os.PathLike[str],
     *,
     full_check: bool = False,
-    trust: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """Open a bundle and check its files.
@@ -63,22 +61,17 @@ def open_bundle(
     Args:
         path: the folder. It may be a symbolic link; its files may not.
         full_check: also hash the weights.
-        trust: accept custom operators from any author; see `ortolan trust`.
         progress: called with the number of bytes read since the last call.
 
     Raises:
         BundleNotFoundError: there is no folder, or no manifest in it.
         ManifestError: the manifest is damaged or of another version.
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
-        UntrustedError: the bundle has operators that Ortolan does not write, was not made by this
-            user on this machine, and is not trusted.
         GraphError: a graph breaks a rule for bundles, or does not fit the manifest.
         InputError: not a path.
     """
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
-    if not trust:
-        check_trusted(folder, manifest)
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
     graphs = {}
     # Only listed files are opened. Other files are harmless: an interrupted export leaves
@@ -95,12 +88,12 @@ def open_bundle(
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def open_media(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+def open_media(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`."""
     features = bundle.manifest.features
     expected = None if features is None else features.encoder
     folder = bundle.path / bundle.manifest.media_folder
-    encoder = open_bundle(folder, full_check=full_check, trust=trust)
+    encoder = open_bundle(folder, full_check=full_check)
     encoder = _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
     tiles = None if features is None else features.tiles
     if tiles is not None:
@@ -126,17 +119,17 @@ def _check_tiles(encoder: Bundle, tiles: Tiles) -> None:
         )
 
 
-def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+def open_head(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`."""
     hidden = bundle.manifest.hidden_states
-    head = open_bundle(bundle.path / MTP, full_check=full_check, trust=trust)
+    head = open_bundle(bundle.path / MTP, full_check=full_check)
     return _expected(head, "head", None if hidden is None else hidden.head)
 
 
-def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+def open_texts(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     """Open the encoder of texts that images are compared with; same errors as `open_bundle`."""
     comparison, output = bundle.manifest.texts, bundle.manifest.output
-    texts = open_bundle(bundle.path / TEXT, full_check=full_check, trust=trust)
+    texts = open_bundle(bundle.path / TEXT, full_check=full_check)
     texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
     if texts.manifest.output != output or not isinstance(texts.manifest.source, TextSource):
         raise BundleFileError(
@@ -146,9 +139,7 @@ def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
     return texts
 
 
-def open_parts(
-    bundle: Bundle, *, full_check: bool = False, trust: bool = False
-) -> dict[str, Bundle]:
+def open_parts(bundle: Bundle, *, full_check: bool = False) -> dict[str, Bundle]:
     """Open the bundles in a bundle, by name; same errors as `open_bundle`."""
     openers = {
         "media": open_media if bundle.manifest.features is not None else None,
@@ -156,7 +147,7 @@ def open_parts(
         "texts": open_texts if bundle.manifest.texts is not None else None,
     }
     return {
-        name: opener(bundle, full_check=full_check, trust=trust)
+        name: opener(bundle, full_check=full_check)
         for name, opener in openers.items()
         if opener is not None
     }

@@ -5,7 +5,6 @@ A named size fits every number, since actual sizes are only known at run time.
 
 from collections.abc import Iterable
 
-from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 from ortolan.runtime.bundle.interface import (
     COLUMN_WEIGHTS,
     FEATURE_ROWS,
@@ -41,7 +40,6 @@ from ortolan.runtime.graph.summary import (
     AttentionNode,
     ExternalTensor,
     GraphSummary,
-    LocalFunction,
     Value,
 )
 
@@ -54,8 +52,10 @@ def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str
     """Check that a graph fits its manifest."""
     _check_operators(file, graph.foreign, manifest)
     _check_external(file, graph.external, manifest)
-    for function in graph.functions:
-        _check_function(file, function, manifest)
+    if graph.functions and manifest.attention != "portable":
+        raise _refused(
+            file, f"no functions with {manifest.attention!r} attention", repr(graph.functions[0])
+        )
     if role in STEPPED:
         _check_attention(file, graph.attention, is_causal=role != BOTH_WAYS)
     _check_values(file, "input", _inputs(role, manifest), graph.inputs)
@@ -92,16 +92,6 @@ def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Mani
                 f"{tensor.name!r} within the {sizes[tensor.file]} bytes of {tensor.file}",
                 f"bytes {tensor.offset} to {end}",
             )
-
-
-def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> None:
-    name = f"{function.domain}::{function.name}"
-    if manifest.attention != "portable":
-        raise _refused(file, f"no functions with {manifest.attention!r} attention", repr(name))
-    if function.sha256 not in KNOWN_FUNCTIONS:
-        raise _refused(
-            file, "functions that this version of Ortolan exports", f"{name!r}, {function.sha256}"
-        )
 
 
 def _check_attention(file: str, nodes: Iterable[AttentionNode], *, is_causal: bool) -> None:

@@ -5,9 +5,8 @@ numbers and wire types are those of ONNX IR 13, `onnx.proto`. Three choices:
 
 1. The messages have their own pool and package, so `onnx` may be imported in the same process.
 2. Text is declared as bytes and enumerations as int32, so invalid values parse and can be rejected.
-3. Subgraphs, sparse tensors, training information and functions are declared as bytes. The first
-   three are rejected unread, functions are hashed. So no message contains itself, and no file can
-   make the parser recurse.
+3. Subgraphs, sparse tensors and training information are declared as bytes, and rejected unread.
+   So no message contains itself, and no file can make the parser recurse.
 """
 
 from typing import Any
@@ -30,10 +29,10 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "graph": (7, "Graph"),
         "opset_import": (8, "Opset*"),
         "training_info": (20, "bytes*"),
-        "functions": (25, "bytes*"),
+        "functions": (25, "Function*"),
     },
     "Opset": {"domain": (1, "bytes"), "version": (2, "int64")},
-    "Function": {"name": (1, "bytes"), "domain": (10, "bytes")},
+    "Function": {"name": (1, "bytes"), "node": (7, "Node*"), "domain": (10, "bytes")},
     "Graph": {
         "node": (1, "Node*"),
         "name": (2, "bytes"),
@@ -131,11 +130,6 @@ def parse_model(data: bytes) -> Any:
 def message_of(name: str) -> Any:
     """Return an empty message, such as `Model`."""
     return _CLASSES[name]()
-
-
-def parse_function(data: bytes) -> Any:
-    """Parse the name and domain of a FunctionProto."""
-    return _parse("Function", data)
 
 
 def _parse(name: str, data: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +70,6 @@ class Reader:
     attributes: Mapping[str, int]
 
 
-class LocalFunction(NamedTuple):
-    """A model-local function, identified by the hash of its serialized bytes."""
-
-    domain: str
-    name: str
-    sha256: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSummary:
     """Summary of a graph; lists are in graph order.
@@ -92,7 +83,7 @@ class GraphSummary:
         attention: attention nodes.
         external: tensors in weights files.
         readers: nodes that read external tensors.
-        functions: model-local functions.
+        functions: model-local functions, as `domain::name`.
         foreign: distinct forms of nodes outside `ortolan.runtime.graph.vocabulary`.
     """
 
@@ -104,7 +95,7 @@ class GraphSummary:
     attention: tuple[AttentionNode, ...]
     external: tuple[ExternalTensor, ...]
     readers: tuple[Reader, ...]
-    functions: tuple[LocalFunction, ...]
+    functions: tuple[str, ...]
     foreign: tuple[str, ...] = ()
 
     @property

@@ -162,12 +162,7 @@ def use_of(manifest: Manifest, model: str) -> str | None:
 def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
     model = folder
     lines = ['pip install "ortolan-runtime"']
-    if repository is not None and manifest.foreign_operators:
-        here = repository.rpartition("/")[2]
-        model = f"{here}/{folder}".rstrip("/")
-        lines.append(f"hf download {repository} --local-dir {here}")
-        lines.append(f"ortolan trust {model}")
-    elif repository is not None:
+    if repository is not None:
         model = f"{repository}:{folder}".rstrip(":")
         lines = ['pip install "ortolan-runtime[hub]"']
     lines.append(f"ortolan verify {model}")

@@ -148,7 +148,7 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
 
 def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDescription:
     graph, name = bundle.graphs[role], bundle.manifest.graphs[role].file
-    bodies = {f"{function.domain}::{function.name}" for function in graph.functions}
+    bodies = set(graph.functions)
     kinds: Counter[Any] = Counter(
         (node.operator, tuple(sorted(node.attributes.items()))) for node in graph.attention
     )

@@ -18,7 +18,7 @@ import msgspec
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import DeviceError
 from ortolan.runtime.graph.element_types import UNKNOWN, typed_nodes
-from ortolan.runtime.graph.schema import parse_function, parse_model, text
+from ortolan.runtime.graph.schema import parse_model, text
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, TYPES, Kernels
 
 Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
@@ -97,8 +97,7 @@ def place(graphs: Mapping[str, bytes], device: str) -> Placement:
     return Placement(device=device, placed=placed, shape_nodes=shapes, misplaced=tuple(misplaced))
 
 
-def _name_of(data: bytes) -> str:
-    function = parse_function(data)
+def _name_of(function: Any) -> str:
     return f"{text(function.domain)}::{text(function.name)}"
 
 

@@ -26,7 +26,7 @@ from ortolan.runtime.engine.slots import CAPACITY_STEP
 from ortolan.runtime.errors import FirstLoadError
 from ortolan.runtime.machine.memory import available_memory, free_swap
 from ortolan.runtime.machine.python_process import python_process
-from ortolan.runtime.verification.verified import is_verified
+from ortolan.runtime.verification.verified import is_verified, remember, stamps
 
 _CHILD = ("-m", CHILD)
 
@@ -77,7 +77,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of `try_load`.
 
     Attributes:
-        outcome: `verified`: a verification passed here before, so nothing was tried; `passed`;
+        outcome: `verified`: made, loaded or verified here before, so nothing was tried; `passed`;
             `refused`: loading raises an error; `ended`: the child crashed or exceeded its limits.
         text: the error, or the outcome in words.
     """
@@ -98,11 +98,11 @@ def try_load(bundle: Bundle) -> Trial:
         return Trial(outcome="refused", text=f"{error}")
     if is_new:
         return Trial(outcome="passed", text="passed: loaded and ran a step in a subprocess")
-    return Trial(outcome="verified", text="verified on this machine, with these files")
+    return Trial(outcome="verified", text="made, loaded or verified here before, with these files")
 
 
 def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = None) -> bool:
-    """Load a bundle and run a step in a limited subprocess, unless it was verified here.
+    """Load a bundle and run a step in a limited subprocess, unless that or `verify` passed here.
 
     The memory plan of the bundle bounds the address space, the size of its weights bounds the time,
     and no file can be written. Only Linux limits memory; Windows limits nothing but time. A bundle
@@ -130,6 +130,13 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
         raise _failed(_end(status))
     _raise_answer(answer, task)
     return True
+
+
+def pass_first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = None) -> None:
+    """Do a first load, and remember that it passed."""
+    before = stamps(bundle.path)
+    if first_load(bundle, device=device, packed=packed):
+        remember(bundle, before, onnxruntime=onnxruntime_version())
 
 
 def _memory(bundle: Bundle, packed: int) -> int:

@@ -66,8 +66,7 @@ def set_limits(*, memory: int, seconds: int) -> None:
 
 def first_step(task: Task) -> None:
     """Open a bundle with all its graphs and run a step or two."""
-    # trust: the parent has checked
-    bundle, packed = open_bundle(task.folder, trust=True), None
+    bundle, packed = open_bundle(task.folder), None
     if task.packed is not None:
         packed = open_packed(bundle, task.packed, onnxruntime=onnxruntime_version())
     # One thread: the time limit covers all threads, and each costs address space.

@@ -54,7 +54,6 @@ def verify(
     threads: int | None = None,
     exact: bool = True,
     isolate: bool = True,
-    trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay the certificate of a bundle on this machine, after hashing every file.
@@ -69,7 +68,6 @@ def verify(
         threads: likewise.
         exact: also check that sequences are bit-identical alone and among others.
         isolate: load the bundle in a subprocess first. With `False` a pass is not remembered.
-        trust: as for `ortolan.load`.
         progress: called with the numbers of positions done and in total.
 
     Raises:
@@ -82,7 +80,7 @@ def verify(
         MemoryPlanError: the longest probe does not fit into memory.
     """
     started, before = time.monotonic(), stamps(checked_path("path", path))
-    bundle = open_bundle(path, full_check=True, trust=trust)
+    bundle = open_bundle(path, full_check=True)
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
@@ -107,7 +105,7 @@ def verify(
         verdict="FAIL" if is_wrong else report.verdict,
     )
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
-    report = _with_parts(report, bundle, same, isolate=isolate, trust=trust)
+    report = _with_parts(report, bundle, same, isolate=isolate)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
@@ -148,13 +146,11 @@ def _with_parts(
     verify_part: Callable[..., Report],
     *,
     isolate: bool,
-    trust: bool,
 ) -> Report:
     """The report of a bundle with those of the bundles in it; the worst verdict counts."""
     # opening them checks that they are the right ones
     parts = {
-        name: verify_part(part.path, isolate=isolate, trust=trust)
-        for name, part in open_parts(bundle, trust=trust).items()
+        name: verify_part(part.path, isolate=isolate) for name, part in open_parts(bundle).items()
     }
     verdicts = (part.verdict for part in (report, *parts.values()))
     return msgspec.structs.replace(report, verdict=max(verdicts, key=_VERDICTS.index), **parts)

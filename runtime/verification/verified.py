@@ -1,4 +1,6 @@
-"""Remembers the bundles that passed a verification, per user, machine and onnxruntime version.
+"""Remembers the bundles that were made or verified, or passed a first load.
+
+That is per user, machine and onnxruntime version.
 
 A record is a small file in the user's state folder, named by the fingerprint of the bundle's
 manifest, which contains the hashes of all files. It also holds the file system's stamps of each

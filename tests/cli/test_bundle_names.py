@@ -19,7 +19,7 @@ from ortolan.cli import COMMANDS, cli, options
 from ortolan.cli.models import bundle_in, bundle_of
 from ortolan.cli.progress import Reporter
 
-ON_THIS_MACHINE = {"sign", "trust"}
+ON_THIS_MACHINE = {"sign"}
 """Commands that accept no name: they write into the folder of their bundle."""
 
 RUNS = (

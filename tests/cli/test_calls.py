@@ -128,7 +128,6 @@ OTHERS = {
     "run": ["cli/test_ready.py", "cli/test_commands.py"],
     "serve": ["cli/test_ready.py"],
     "transcribe": ["cli/test_transcribe.py"],
-    "trust": ["export/test_foreign_operators.py"],
     "verify": ["cli/test_sign.py", "cli/test_commands.py"],
 }
 """Tests of options that change no call, and of commands that are not in `LINES`."""

@@ -19,7 +19,6 @@ from tests.hub.server import hub as hub
 from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
 from ortolan.runtime import load, open_bundle
-from ortolan.runtime.bundle import trust
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.manifest_file import decode, encode
 
@@ -129,12 +128,11 @@ def test_a_branch_is_made_and_loads_as_a_revision(writer: Hub, bundles: dict[str
     assert tokens("me/model") == tokens(bundles["fp32"])
 
 
-def test_signatures_go_along_and_packed_weights_and_seals_do_not(
+def test_signatures_go_along_and_packed_weights_do_not(
     writer: Hub, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(bundles["fp32"], tmp_path / "bundle")
     assert run_here("pack", folder).returncode == 0
-    trust.trust(folder, open_bundle(folder).manifest)
     (folder / "model.sig").write_bytes(b"{}")
     (folder / "notes.json").write_bytes(b"{}")
     assert len(list(folder.glob("packed-*/*"))) == 3
@@ -156,19 +154,12 @@ def test_the_base_model_is_the_repository_of_the_checkpoint(
         assert origin in card.text
 
 
-def test_custom_operators_are_named_and_the_card_says_how_to_trust_them(
-    writer: Hub, bundles: dict[str, Path], tmp_path: Path
-) -> None:
+def test_custom_operators_are_named(writer: Hub, bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bundles["fp32"], tmp_path / "bundle")
-    named = edit(folder, foreign_operators=("my.domain::Op",))
-    assert "uses operators that Ortolan does not write" in error_line("publish", folder, "me/model")
-    trust.trust(folder, named)
+    edit(folder, foreign_operators=("my.domain::Op",))
     done = run_here("publish", folder, "me/model")
     assert done.returncode == 0
-    assert b"uses custom operators (my.domain::Op), so it is not loaded by name" in done.stderr
-    assert b"ortolan run" not in done.stdout
-    text = head(writer, "me/model")["README.md"].decode()
-    assert "hf download me/model --local-dir model\nortolan trust model\n" in text
+    assert b"uses custom operators (my.domain::Op), which are not tested" in done.stderr
 
 
 @pytest.mark.parametrize(

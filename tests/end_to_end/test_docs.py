@@ -195,7 +195,7 @@ class ExportedOnce:
             self._bundles[repr(settings)] = bundle
         with staged_bundle(Path(out).absolute(), force=options.get("force", False)) as staged:
             shutil.copytree(bundle, staged, dirs_exist_ok=True)
-        return open_bundle(out, trust=True)
+        return open_bundle(out)
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from tests.export.own_module import Unusual, ordinary, unusual
 from torch import Tensor
 
 import ortolan
-from ortolan.cli import cli
 from ortolan.export import pipeline
 from ortolan.export.manifest import describe
 from ortolan.modeling.state import State
-from ortolan.runtime import Bundle, UntrustedError, verify
+from ortolan.runtime import Bundle, verify
+from ortolan.runtime.engine.providers import onnxruntime_version
+from ortolan.runtime.verification.verified import is_verified
 
 pytestmark = pytest.mark.slow
 
@@ -65,60 +65,29 @@ def test_the_manifest_names_them_and_the_bundle_opens_where_it_was_made(made: Bu
     assert verify(made.path).verdict == "PASS"
 
 
-def test_elsewhere_it_opens_when_its_user_trusts_it(
+def test_elsewhere_it_is_loaded_in_a_subprocess_first(
     made: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = logits(ortolan.load(made.path))
     elsewhere = shutil.copytree(made.path, tmp_path / "bundle")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-    for use in (ortolan.load, verify, ortolan.runtime.open_bundle):
-        with pytest.raises(UntrustedError, match=r"Sinh.*trust=True"):
-            use(elsewhere)
-
-    assert (logits(ortolan.load(elsewhere, trust=True)) == expected).all()
-    assert verify(elsewhere, trust=True).verdict == "PASS"
-    said = CliRunner().invoke(cli, ["trust", str(elsewhere)])
-    assert (said.exit_code, said.output) == (0, f"{SINH}\n")
-    assert (logits(ortolan.load(elsewhere)) == expected).all()
-
-
-def test_a_seal_is_of_one_bundle(made: Bundle, tmp_path: Path) -> None:
-    other = shutil.copytree(made.path, tmp_path / "bundle")
-    manifest = (other / "manifest.json").read_text()
-    (other / "manifest.json").write_text(
-        manifest.replace('"context_length": 64', '"context_length": 63')
+    assert not is_verified(
+        ortolan.runtime.open_bundle(elsewhere), onnxruntime=onnxruntime_version()
     )
-
-    with pytest.raises(UntrustedError):
-        ortolan.load(other)
-
-
-def test_without_a_place_for_the_key_it_opens_when_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "state").write_text("no folder")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    bundle = exported(tmp_path)
-    assert "trust=True" in caplog.text
-    with pytest.raises(UntrustedError):
-        ortolan.load(bundle.path)
-    ortolan.load(bundle.path, trust=True)
+    assert (logits(ortolan.load(elsewhere)) == expected).all()
+    assert is_verified(ortolan.runtime.open_bundle(elsewhere), onnxruntime=onnxruntime_version())
+    assert verify(elsewhere).verdict == "PASS"
 
 
-def test_a_bundle_is_replaced_with_its_seal(made: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_with_them_is_replaced(made: Bundle, tmp_path: Path) -> None:
     target = shutil.copytree(made.path, tmp_path / "bundle")
 
     bundle = ortolan.export(unusual(), target, force=True)
 
     assert bundle.manifest.foreign_operators == ()
-    said = CliRunner().invoke(cli, ["trust", str(target)])
-    assert said.exit_code == 0
-    assert said.output.startswith("nothing to trust")
-    assert not (target / "operators.seal").exists()
 
 
-def test_what_modules_are_commonly_made_of_needs_no_trust(tmp_path: Path) -> None:
+def test_what_modules_are_commonly_made_of_needs_no_other_operators(tmp_path: Path) -> None:
     bundle = ortolan.export(ordinary(), tmp_path / "bundle")
 
     assert bundle.manifest.foreign_operators == ()

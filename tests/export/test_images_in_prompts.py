@@ -169,7 +169,7 @@ def test_a_manifest_without_the_right_graph_is_refused(runs: Runs, tmp_path: Pat
     ):
         (out / "manifest.json").write_text(json.dumps(manifest | {"graphs": changed}))
         with pytest.raises(BundleError, match=message):
-            open_bundle(out, trust=True)
+            open_bundle(out)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def pair(request: pytest.FixtureRequest, small: None, tmp_path: Path) -> tuple[D
     ortolan.export(tmp_path / "original", tmp_path / "bundle", options=options)
     with torch.no_grad():
         logits = original(torch.tensor([IDS])).logits[0].numpy()
-    model = ortolan.load(tmp_path / "bundle", Decoder, trust=True)
+    model = ortolan.load(tmp_path / "bundle", Decoder)
     layers = ["sliding_attention"] * 3 if not fields else fields["layer_types"]
     assert [state.window for state in model.manifest.states[::2]] == [
         WINDOW if kind == "sliding_attention" else None for kind in layers
@@ -144,7 +144,7 @@ def llama(**fields: Any) -> Any:
 def exported(folder: Path, config: Any, **options: Any) -> Decoder:
     module = tiny_models.decoder(config)
     ortolan.export(module, folder, **options)
-    return ortolan.load(folder, Decoder, trust=True)
+    return ortolan.load(folder, Decoder)
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_the_states_of_a_row_stop_growing(wide: Decoder) -> None:
 
 
 def test_another_runtime_gets_whole_states(model: Decoder, tmp_path: Path) -> None:
-    bundle = open_bundle(tmp_path / "small", trust=True)
+    bundle = open_bundle(tmp_path / "small")
     graph = with_mask(bundle.read("decoder.onnx"))
     assert b"window_starts" not in graph
     compare(bundle, graph)

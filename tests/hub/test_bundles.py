@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.hub.server import Hub, Repository, point_library_at
@@ -24,13 +23,11 @@ from ortolan.hub.name import Name, name_of
 from ortolan.runtime import (
     BundleFileError,
     Decoder,
-    UntrustedError,
     load,
     loading,
     open_bundle,
 )
-from ortolan.runtime.bundle.fetched import fetched, is_fetched
-from ortolan.runtime.bundle.manifest_file import decode, encode
+from ortolan.runtime.bundle.fetched import fetched
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -194,24 +191,10 @@ def test_a_file_that_differs_from_the_manifest_is_named_and_nothing_kept(
     assert entries(place) == []
 
 
-def test_custom_operators_are_never_trusted_by_name(
-    hub: Hub, bundles: dict[str, Path], place: Path
-) -> None:
-    own = contents(bundles["int4"])
-    manifest = decode(own["manifest.json"])
-    named = msgspec.structs.replace(manifest, foreign_operators=("my.domain::Op",))
-    own["manifest.json"] = encode(named)
-    hub.repositories["org/bundle"] = Repository(own)
-    for trust in (False, True):
-        with pytest.raises(UntrustedError, match="org/bundle uses operators that Ortolan does not"):
-            load("org/bundle", trust=trust)
-    assert entries(place) == []
-
-
 @pytest.mark.parametrize(
     ("options", "times"), [({}, 1), ({"isolate": True}, 1), ({"isolate": False}, 0)]
 )
-def test_a_fetched_bundle_is_loaded_in_a_subprocess_first_unless_that_is_declined(
+def test_a_bundle_is_loaded_in_a_subprocess_first_unless_that_is_declined(
     options: Any,
     times: int,
     published: Repository,
@@ -219,15 +202,14 @@ def test_a_fetched_bundle_is_loaded_in_a_subprocess_first_unless_that_is_decline
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[Path] = []
-    monkeypatch.setattr(loading, "first_load", lambda bundle, **_: tried.append(bundle.path))
+    monkeypatch.setattr(loading, "pass_first_load", lambda bundle, **_: tried.append(bundle.path))
     load("org/bundle", **options)
     assert len(tried) == times
     folder = fetched_here("org/bundle")
-    assert is_fetched(folder)
     load(folder, **options)
     assert tried == [folder] * 2 * times
-    load(bundles["int4"])
-    assert len(tried) == 2 * times
+    load(bundles["int4"], **options)
+    assert len(tried) == 3 * times
 
 
 def test_a_path_that_exists_is_always_a_path(

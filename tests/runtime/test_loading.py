@@ -13,16 +13,13 @@ from tests.refusals import refusal
 from tests.runtime import packed_bundles, tiny_encoder
 
 from ortolan.runtime import (
-    Bundle,
     BundleFileError,
     InputError,
     MemoryPlanError,
     limits,
     load,
-    loading,
     open_bundle,
 )
-from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.pack.write import pack
 
 KINDS = ("fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill")
@@ -121,7 +118,6 @@ INVALID: list[dict[str, Any]] = [
     *({"threads": value} for value in (0, -1, 1025, True, 1.5, "2")),
     {"isolate": 1},
     {"full_check": "yes"},
-    {"trust": None},
     {"kind": "decoder"},
     {"thread": 2},
 ]
@@ -132,18 +128,3 @@ def test_an_invalid_option_is_refused(
     options: dict[str, Any], bundles: dict[str, Path], snapshot: SnapshotAssertion
 ) -> None:
     assert refusal(lambda: load(bundles["fp32"], **options)) == snapshot
-
-
-def test_trust_covers_the_head(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[object] = []
-
-    def open_head(bundle: Bundle, *, trust: bool = False, **options: Any) -> Bundle:
-        given.append(trust)
-        return open_bundle(bundle.path, trust=trust, **options)
-
-    monkeypatch.setattr(Manifest, "has_head", property(lambda _: True))
-    monkeypatch.setattr(loading, "open_head", open_head)
-    load(bundles["fp32"], trust=True, full_check=True)
-    load(bundles["fp32"], trust=True, weights="copy")
-    load(bundles["fp32"], full_check=True)
-    assert given == [True, True, False]

@@ -41,7 +41,6 @@ COMMANDS = {
     "sign": "Sign a bundle with a private key.",
     "train": "Train the model of a recipe.",
     "transcribe": "Write down what is said in a sound.",
-    "trust": "Trust a bundle that uses custom operators.",
     "verify": "Replay the proof of a bundle on this machine.",
 }
 """Commands and their line of help; each module has the name of its command."""

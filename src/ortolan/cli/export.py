@@ -304,7 +304,7 @@ def _encoder(folder: Path, *more: str) -> str:
     """Describe an encoder in a bundle: its input and its size."""
     from ortolan.runtime.bundle.folder import open_bundle
 
-    part = open_bundle(folder, trust=True).manifest
+    part = open_bundle(folder).manifest
     total = sum(file.size for file in part.files)
     return f"{', '.join((part.takes, *more))} ({size(total)})"
 

@@ -107,8 +107,6 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
         from ortolan.export.source import open_exportable
         from ortolan.export.source.names import fetched
         from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-    from ortolan.runtime.engine.providers import onnxruntime_version
-    from ortolan.runtime.verification.verified import remember, stamps
 
     progress = _Progress(job, tell)
     source, listing = Path(job.source), _listing(job)
@@ -121,7 +119,7 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     is_kept = default_precision(model) != "fp32"
     progress.keeps_codes = is_kept and job.precision in ("int8", "int4")
     try:
-        bundle = export(
+        export(
             source,
             target,
             precision=cast("PrecisionName", job.precision),
@@ -133,8 +131,6 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None  # the cache says what to do
         raise
-    # the export has proved it, so a server need not load it in a subprocess first
-    remember(bundle, stamps(bundle.path), onnxruntime=onnxruntime_version())
 
 
 def _listing(job: Job) -> Listing | None:

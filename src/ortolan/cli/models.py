@@ -41,13 +41,11 @@ def bundle_in(model: str, steps: Reporter) -> Path | None:
 def opened_bundle(model: str, steps: Reporter, *, full_check: bool = False) -> "Bundle":
     """Open a bundle for a command that computes with it; see `bundle_of`.
 
-    One that was fetched is loaded in a subprocess first, as `ortolan.load` does.
+    One that is new here is loaded in a subprocess first, as `ortolan.load` does.
     """
     from ortolan.runtime import open_bundle
-    from ortolan.runtime.bundle.fetched import is_fetched
-    from ortolan.runtime.verification.first_load import first_load
+    from ortolan.runtime.verification.first_load import pass_first_load
 
     bundle = open_bundle(bundle_of(model, steps), full_check=full_check)
-    if is_fetched(bundle.path):
-        first_load(bundle)
+    pass_first_load(bundle)
     return bundle

@@ -132,8 +132,8 @@ def _checked(path: Path) -> list[Bundle]:
     custom = sorted({form for own in group for form in own.manifest.foreign_operators})
     if custom:
         click.echo(
-            f"ortolan: warning: {path} uses custom operators ({', '.join(custom):.200}), so it is "
-            "not loaded by name. Others have to download it, and to trust it with `ortolan trust`.",
+            f"ortolan: warning: {path} uses custom operators ({', '.join(custom):.200}), which "
+            "are not tested with hostile input. Others load it in a subprocess first.",
             err=True,
         )
     return group

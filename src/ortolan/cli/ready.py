@@ -123,7 +123,7 @@ def _is_usable(folder: Path, model: str, steps: Reporter) -> bool:
     from ortolan.runtime.errors import BundleError
 
     try:
-        open_bundle(folder, trust=True)
+        open_bundle(folder)
     except BundleError as error:
         steps.note(f"ortolan: the bundle of {model} in the cache is damaged: {error}")
         remove(folder.name)

@@ -61,7 +61,7 @@ def test_parts_are_compared_alone_and_among_others_only_if_the_whole_is(
     whole, part = (packed_bundles.write(tmp_path / name, "fp32") for name in ("whole", "part"))
     parts = {whole.path: {"head": part}}
     replay = import_module("ortolan.runtime.verification.replay")
-    monkeypatch.setattr(replay, "open_parts", lambda bundle, trust: parts.get(bundle.path, {}))
+    monkeypatch.setattr(replay, "open_parts", lambda bundle: parts.get(bundle.path, {}))
     for exact in (True, False):
         report = verify(whole.path, exact=exact, isolate=False)
         assert report.head is not None

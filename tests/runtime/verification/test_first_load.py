@@ -83,11 +83,17 @@ def test_packed_weights_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         first_load(bundle, packed=type(packed)(folder=packed.folder, manifest=manifest))
 
 
-def test_load_starts_a_subprocess_only_with_isolate(bundle: Bundle, replace_step: Replace) -> None:
+def test_load_starts_a_subprocess_once_unless_isolate_is_false(
+    bundle: Bundle, replace_step: Replace
+) -> None:
+    replace_step(ABORT)
+    load(bundle.path, isolate=False)
+    with pytest.raises(FirstLoadError):
+        load(bundle.path)
+    replace_step("pass")
+    load(bundle.path)
     replace_step(ABORT)
     load(bundle.path)
-    with pytest.raises(FirstLoadError):
-        load(bundle.path, isolate=True)
     with pytest.raises(InputError, match=r"^isolate.*'yes'"):
         load(bundle.path, isolate="yes")  # type: ignore[call-overload]
 
@@ -102,7 +108,7 @@ def test_the_graph_of_attention_maps_is_opened(tmp_path: Path) -> None:
     softmax.attribute.append(helper.make_attribute("axis", 9))
     path.write_bytes(model.SerializeToString())
     reseal(bundle.path)
-    load(bundle.path)
+    load(bundle.path, isolate=False)
     with pytest.raises(GraphError, match=r"^attention\.onnx"):
         first_load(bundle)
 
