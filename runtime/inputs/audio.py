@@ -50,11 +50,13 @@ def read_chunks(
     """
     samples_N = read_samples(sound, source, rate=rate)
     features_MF = log_mel(samples_N, source, least=source.samples)
-    chunks = math.ceil(features_MF.shape[1] / source.frames)
-    rest = chunks * source.frames - features_MF.shape[1]
-    padded_MF = np.pad(features_MF, ((0, 0), (0, rest)))
-    chunked_MKF = padded_MF.reshape(source.bins, chunks, source.frames)
-    return np.ascontiguousarray(chunked_MKF.swapaxes(0, 1))
+    return chunked(features_MF, source.frames)
+
+
+def chunked(features_MF: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
+    """Cut a spectrogram into chunks `(K, bins, frames)`; zeros fill the last one."""
+    padded_MF = np.pad(features_MF, ((0, 0), (0, -features_MF.shape[1] % frames)))
+    return np.ascontiguousarray(padded_MF.reshape(len(padded_MF), -1, frames).swapaxes(0, 1))
 
 
 def read_parts(
@@ -92,8 +94,7 @@ def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.fl
         return samples_N
     exact_N = samples_N.astype(np.float64)
     scaled_N = (exact_N - exact_N.mean()) / np.sqrt(exact_N.var() + LEAST_VARIANCE)
-    wave_N: NDArray[np.float32] = scaled_N.astype(np.float32)
-    return wave_N
+    return np.asarray(scaled_N, np.float32)
 
 
 def read_samples(
@@ -178,8 +179,7 @@ def log_mel(
         power = np.abs(np.fft.rfft(frames_FW[part] * window_W)) ** 2
         features_MF[:, part] = np.log10(np.maximum(filters @ power.T, FLOOR))
     np.maximum(features_MF, features_MF.max() - np.float32(RANGE), out=features_MF)
-    scaled_MF: NDArray[np.float32] = features_MF / np.float32(4) + np.float32(1)
-    return scaled_MF
+    return np.asarray(features_MF / np.float32(4) + np.float32(1))
 
 
 def mel_filters(source: AudioSource | ChunkedSource) -> NDArray[np.float64]:
@@ -194,8 +194,7 @@ def mel_filters(source: AudioSource | ChunkedSource) -> NDArray[np.float64]:
     slopes = (frequencies - edges[:, None]) / np.diff(edges, append=np.inf)[:, None]
     rising, falling = slopes[:-2], 1 - slopes[1:-1]
     areas = 2.0 / (edges[2:] - edges[:-2])
-    filters: NDArray[np.float64] = np.maximum(0, np.minimum(rising, falling)) * areas[:, None]
-    return filters
+    return np.asarray(np.maximum(0, np.minimum(rising, falling)) * areas[:, None])
 
 
 def _mel(frequency: float) -> float:
@@ -253,8 +252,7 @@ class _Resampling:
 
     @native_call()
     def next(self, samples_N: NDArray[np.float32], *, last: bool = False) -> NDArray[np.float32]:
-        resampled_N: NDArray[np.float32] = self._stream.resample_chunk(samples_N, last=last)
-        return resampled_N
+        return np.asarray(self._stream.resample_chunk(samples_N, last=last), np.float32)
 
     def last(self) -> NDArray[np.float32]:
         return self.next(np.zeros(0, np.float32), last=True)

@@ -269,13 +269,7 @@ def _crop(values_HWC: Values, height: int, width: int) -> Values:
     Of an odd number of pixels, a cut leaves one more at the end, and a border adds one more at
     the start.
     """
-    before_H, after_H = _border(height - values_HWC.shape[0])
-    before_W, after_W = _border(width - values_HWC.shape[1])
-    values_HWC = np.pad(values_HWC, ((before_H, after_H), (before_W, after_W), (0, 0)))
+    missing = (max(0, height - values_HWC.shape[0]), max(0, width - values_HWC.shape[1]), 0)
+    values_HWC = np.pad(values_HWC, [((more + 1) // 2, more // 2) for more in missing])
     top, left = (values_HWC.shape[0] - height) // 2, (values_HWC.shape[1] - width) // 2
     return values_HWC[top : top + height, left : left + width]
-
-
-def _border(missing: int) -> tuple[int, int]:
-    """Return the pixels to add before and after."""
-    return (missing + 1) // 2 if missing > 0 else 0, max(missing, 0) // 2

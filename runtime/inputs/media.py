@@ -60,11 +60,9 @@ def check_media(media: Sequence[Medium], manifest: Manifest) -> None:
 def wrapped(placeholder: str, features: Features) -> str:
     """A placeholder with the texts around an image that is read as a whole."""
     wrapping = features.wrapping
-    return (
-        f"{wrapping.before}{placeholder}{wrapping.after}"
-        if isinstance(wrapping, Wrapping)
-        else placeholder
-    )
+    if not isinstance(wrapping, Wrapping):
+        return placeholder
+    return f"{wrapping.before}{placeholder}{wrapping.after}"
 
 
 def _medium(part: Any) -> Medium:

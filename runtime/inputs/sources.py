@@ -34,7 +34,7 @@ from ortolan.runtime.bundle.sources import (
     WaveSource,
 )
 from ortolan.runtime.errors import ContextLengthError, InputError
-from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
+from ortolan.runtime.inputs.audio import Sound, chunked, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.patches import read_whole
 from ortolan.runtime.inputs.source import Feeds, Source, SourceReader
@@ -54,9 +54,7 @@ PIXELS_PER_TOKEN = 64
 def source_of(manifest: Manifest, tokenizer: Tokenizer | None) -> SourceReader:
     """Return the reader of the inputs of a bundle's encoder."""
     reader = _READERS.get(type(manifest.source))
-    if reader is not None:
-        return reader(manifest, manifest.source)
-    return TextReader(manifest, tokenizer)
+    return TextReader(manifest, tokenizer) if reader is None else reader(manifest, manifest.source)
 
 
 class _MediaReader(SourceReader, Generic[S]):
@@ -156,14 +154,9 @@ class _ChunkReader(_MediaReader[ChunkedSource]):
 
     def feeds(self, batch: Sequence[Source]) -> Feeds:
         """Return chunks `(chunks, bins, chunk)` of a sound, and the number of its vectors."""
-        features = np.asarray(batch[0], np.float32)
-        missing = -features.shape[1] % self._source.chunk
-        padded = np.pad(features, ((0, 0), (0, missing)))
-        chunks = padded.reshape(self._source.bins, -1, self._source.chunk)
-        return {
-            MEL: np.ascontiguousarray(chunks.swapaxes(0, 1)),
-            LENGTHS: np.array([self.vectors(features)], np.int32),
-        }
+        features_MF = np.asarray(batch[0], np.float32)
+        lengths = np.array([self.vectors(features_MF)], np.int32)
+        return {MEL: chunked(features_MF, self._source.chunk), LENGTHS: lengths}
 
     def length(self, source: Source) -> int:
         return self.vectors(np.asarray(source))
@@ -230,8 +223,7 @@ def _interpolated(count: int, table: PositionTable) -> Array:
         centers_H = np.add(np.arange(count), 0.5) * (table.side / count) - 0.5
     distances_HS = np.abs(np.arange(table.side) - centers_H[:, None]) / reach
     weights_HS = np.maximum(1 - distances_HS, 0)
-    normal_HS: Array = (weights_HS / weights_HS.sum(1, keepdims=True)).astype(np.float32)
-    return normal_HS
+    return np.asarray(weights_HS / weights_HS.sum(1, keepdims=True), np.float32)
 
 
 _READERS: Mapping[type, Callable[[Manifest, Any], SourceReader]] = {

@@ -100,11 +100,10 @@ class TextReader(SourceReader):
 
     def _encode(self, text: str, *, truncate: bool) -> list[int]:
         tokenizer, most = self._encoding("text", [text], truncate=truncate)
-        ids = (
-            tokenizer.encode(text)
-            if most is None
-            else tokenizer.encode_start(text, max_tokens=most)
-        )
+        if most is None:
+            ids = tokenizer.encode(text)
+        else:
+            ids = tokenizer.encode_start(text, max_tokens=most)
         if len(ids) <= self._added:
             raise _no_tokens(text)
         return ids
@@ -130,11 +129,7 @@ def _no_tokens(text: str) -> InputError:
 
 
 def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(text, str) for text in value)
-    )
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(t, str) for t in value)
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> Feeds:

@@ -46,8 +46,7 @@ def open_stream(decoder: Any, lookup: Lookup, decode: Decode) -> TokenStream:
 
 def token_bytes(decoder: Any, text: str) -> bytes:
     """Return the bytes that a vocabulary entry adds to a text, a leading space included."""
-    parts = _parts(decoder)
-    types = [part.get("type") for part in parts]
+    types = [part.get("type") for part in _parts(decoder)]
     if types == ["ByteLevel"]:
         return _spelled_bytes(text)
     if "ByteFallback" in types and _is_byte_token(text):

@@ -116,7 +116,7 @@ class Tokenizer:
         """
         self._check_text(text)
         with _ENCODING:
-            encoding = self._library.encode(text, add_special_tokens=False)
+            encoding = self._bare(text)
             return encoding.ids, encoding.offsets
 
     def encode_spans(
@@ -187,7 +187,7 @@ class Tokenizer:
     ) -> tuple[tokenizers.Encoding, tokenizers.Encoding]:
         """The encoding of the start of a text that fits, without and with special tokens."""
         self._check_text(text)
-        bare = self._library.encode(text, add_special_tokens=False)
+        bare = self._bare(text)
         encoding = self._library.post_process(bare)
         if max_tokens is not None and len(encoding.ids) > max_tokens:
             room = max_tokens - len(self.encode(""))
@@ -198,6 +198,11 @@ class Tokenizer:
             bare.truncate(room)
             encoding = self._library.post_process(bare)
         return bare, encoding
+
+    def _bare(self, text: str) -> tokenizers.Encoding:
+        """The encoding of a text without special tokens."""
+        encoding: tokenizers.Encoding = self._library.encode(text, add_special_tokens=False)
+        return encoding
 
     def encode_pair(
         self,
@@ -224,9 +229,7 @@ class Tokenizer:
         self, first: str, second: str, *, max_tokens: int | None = None
     ) -> tuple[list[int], list[int]]:
         """Return the ids of two texts as one input, and the type of each token."""
-        texts = (first, second)
-        for text in texts:
-            self._check_text(text)
+        self._check_text(first, second)
         room = None
         if max_tokens is not None:
             room = max_tokens - self._library.num_special_tokens_to_add(True)
@@ -235,7 +238,7 @@ class Tokenizer:
                     f"{max_tokens} tokens leave no room for texts between the special tokens."
                 )
         with _ENCODING:
-            parts = [self._library.encode(text, add_special_tokens=False) for text in texts]
+            parts = [self._bare(first), self._bare(second)]
             if room is not None:
                 sizes = _shortened(len(parts[0].ids), len(parts[1].ids), room)
                 for part, size in zip(parts, sizes, strict=True):
@@ -247,12 +250,9 @@ class Tokenizer:
         self, first: str, second: str, *, max_tokens: int, stride: int
     ) -> list[WindowIds]:
         """Return a text with each part of another, in windows that share `stride` of its tokens."""
-        for text in (first, second):
-            self._check_text(text)
+        self._check_text(first, second)
         with _ENCODING:
-            own, other = (
-                self._library.encode(text, add_special_tokens=False) for text in (first, second)
-            )
+            own, other = self._bare(first), self._bare(second)
             room = max_tokens - self._library.num_special_tokens_to_add(True) - len(own.ids)
             if room <= stride:
                 raise TokenizerError(
@@ -308,8 +308,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return a tokenizer.json, for another library."""
-        text: str = self._library.to_str()
-        return text
+        return str(self._library.to_str())
 
     def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
         """Return a stream whose pieces join to what `decode` returns for all tokens.
@@ -328,8 +327,7 @@ class Tokenizer:
         with _DECODING:
             if skip_special_tokens:
                 ids = [token for token in ids if token not in self._hidden]
-            text: str = self._library.decode(ids, skip_special_tokens=False)
-            return text
+            return str(self._library.decode(ids, skip_special_tokens=False))
 
     def _in_vocabulary(self, ids: list[int]) -> list[int]:
         """Return ids from the library if the model has them."""
@@ -342,16 +340,17 @@ class Tokenizer:
         return ids
 
     @staticmethod
-    def _check_text(text: str) -> None:
-        if not isinstance(text, str):
-            raise TokenizerError(f"text must be a str (got {type(text).__name__}).")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"The text has half a surrogate pair at index {error.start}. Decode its source as "
-                "UTF-8 or UTF-16."
-            ) from None
+    def _check_text(*texts: str) -> None:
+        for text in texts:
+            if not isinstance(text, str):
+                raise TokenizerError(f"text must be a str (got {type(text).__name__}).")
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise TokenizerError(
+                    f"The text has half a surrogate pair at index {error.start}. Decode its source "
+                    "as UTF-8 or UTF-16."
+                ) from None
 
     def _checked_ids(self, ids: Iterable[int]) -> list[int]:
         if not isinstance(ids, Iterable):

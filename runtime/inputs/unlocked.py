@@ -40,10 +40,8 @@ class Unlocked:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decode ids."""
         if len(ids) < LONG:
-            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
-            return text
-        (text,) = self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)
-        return text
+            return str(self._library.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
