@@ -34,9 +34,10 @@ from ortolan.runtime.verification.comparison import Comparison
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.first_load import first_load
 from ortolan.runtime.verification.probe_runs import compute, total_positions
-from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.report import ExactReport, Report
 from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.verification.verified import remember, stamps
+from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
 _VERDICTS = ("PASS", "AMBIGUOUS", "FAIL")
@@ -95,15 +96,8 @@ def verify(
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
-    around = _check_surroundings(bundle, own)
-    is_wrong = weights.wrong or (around is not None and around.wrong)
-    report = msgspec.structs.replace(
-        report,
-        weights=weights,
-        surroundings=around,
-        exact=check_exact(engine, certificate) if exact else None,
-        verdict="FAIL" if is_wrong else report.verdict,
-    )
+    identical = check_exact(engine, certificate) if exact else None
+    report = _judged(report, weights, _check_surroundings(bundle, own), identical)
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
     report = _with_parts(report, bundle, same, isolate=isolate)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
@@ -137,6 +131,20 @@ def replay(
         device=engine.device,
         onnxruntime=onnxruntime_version(),
         seconds=time.monotonic() - started,
+    )
+
+
+def _judged(
+    report: Report,
+    weights: WeightsReport,
+    around: SurroundingsReport | None,
+    exact: ExactReport | None,
+) -> Report:
+    """The report of a whole model with those of its parts."""
+    is_wrong = weights.wrong or (around is not None and around.wrong)
+    verdict = "FAIL" if is_wrong else report.verdict
+    return msgspec.structs.replace(
+        report, weights=weights, surroundings=around, exact=exact, verdict=verdict
     )
 
 
