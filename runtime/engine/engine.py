@@ -102,8 +102,12 @@ class Engine:
         graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs
         self.source_states = tuple(s for s in manifest.states if s.update == "source")
         self.edges = score_edges(manifest.states)
+        self._copier = None
         if self.device != "cpu":
             packed = None  # packed for the kernels of the CPU
+            written = [s for s in manifest.states if s.update != "source"]
+            open_graph = partial(open_small, device=self.device)
+            self._copier = Copier(written, memory_name(self.device), open_graph)
         self._bundle = bundle
         features = manifest.features
         self.pictures = None if features is None else Pictures(features)
@@ -118,11 +122,6 @@ class Engine:
             if is_copied or role not in ON_DEMAND
         }
         self._open_later = self._openers(packed, adapt)
-        self._copier = None
-        if self.device != "cpu":
-            written = [s for s in bundle.manifest.states if s.update != "source"]
-            open_graph = partial(open_small, device=self.device)
-            self._copier = Copier(written, memory_name(self.device), open_graph)
         del whole, adapt
         if is_copied or packed is not None:
             return_free_memory()

@@ -25,9 +25,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class HostStates:
     """States that grow or are replaced, for a number of rows.
 
-    Attributes:
-        capacity: tokens that each row has room for now, except for windows.
-        turn: which of the two buffers of replaced states is read, 0 or 1.
+    `turn` is 0 or 1: which of the two buffers of replaced states is read.
     """
 
     def __init__(

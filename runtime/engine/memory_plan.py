@@ -164,21 +164,9 @@ def check_load(
 class RequestMemory:
     """Memory of requests, as sizes per token and row that are computed once per bundle.
 
-    Args:
-        manifest: the manifest.
-        aside: returns the free bytes that are set aside for a prefix cache.
-        is_on_host: whether states lie in the memory of the CPU. How much memory of a GPU is free is
-            unknown, so nothing is rejected there before it is allocated.
+    `aside` returns the free bytes that are set aside for a prefix cache. How much memory of a GPU
+    is free is unknown, so nothing is rejected there before it is allocated.
     """
-
-    __slots__ = (
-        "_aside",
-        "_is_on_host",
-        "_manifest",
-        "_per_logits",
-        "_per_row",
-        "_per_source_token",
-    )
 
     def __init__(
         self,

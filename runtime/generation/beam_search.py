@@ -52,12 +52,7 @@ class Beams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A sequence and its score.
-
-    Attributes:
-        tokens: new ids, EOS included.
-        score: the sum of their log-probabilities over `length ** length_penalty`.
-    """
+    """A sequence, EOS included, and its score: log-probability over `length ** length_penalty`."""
 
     tokens: tuple[int, ...]
     score: float

@@ -7,12 +7,7 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Histogram:
-    """Counts of times.
-
-    Attributes:
-        counts: number of times in each bucket of `BOUNDS`, and of longer ones; not cumulative.
-        total_s: sum of all times, in seconds.
-    """
+    """Counts of times in each bucket of `BOUNDS` and of longer ones, not cumulative."""
 
     __slots__ = ("counts", "total_s")
 

@@ -25,13 +25,9 @@ S = TypeVar("S")
 
 
 class Scheduler(Generic[S]):
-    """Sequences by what they do next; each is in one place.
+    """Sequences by what they do next; each is in one place, by its turn or by slot.
 
-    Attributes:
-        waiting: by priority, then by arrival.
-        prefilling: by slot.
-        running: by slot.
-        revision: increases whenever `running` changes.
+    `revision` increases whenever `running` changes.
     """
 
     def __init__(self, slots: int, *, prefill_first: bool = True) -> None:

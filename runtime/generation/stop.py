@@ -45,9 +45,7 @@ class StopMatcher:
 class _Search:
     """Search for one stop text (Knuth, Morris and Pratt).
 
-    Attributes:
-        length: of the stop text, in characters.
-        matched: length of the longest prefix of the stop text that the text so far ends with.
+    `matched` is the length of its longest prefix that the text so far ends with.
     """
 
     __slots__ = ("_borders", "_text", "length", "matched")
