@@ -1,0 +1,15 @@
+"""Bundles of schema 1 as they were once written: they stay readable."""
+
+from pathlib import Path
+
+import pytest
+
+from ortolan.runtime import load, verify
+
+FROZEN = Path(__file__).parents[2] / "data" / "bundles"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FROZEN.iterdir()))
+def test_a_frozen_bundle_loads_and_passes(name: str) -> None:
+    load(FROZEN / name, isolate=False)
+    assert verify(FROZEN / name, threads=1, isolate=False).verdict == "PASS"
