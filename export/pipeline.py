@@ -135,7 +135,10 @@ def export(
         model = _with_parts(folder, model, plan, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
-    bundle = open_bundle(out)
+    return _remembered(open_bundle(out))
+
+
+def _remembered(bundle: Bundle) -> Bundle:
     # what was made here needs no first load in a subprocess
     for made in (bundle, *open_parts(bundle).values()):
         remember(made, stamps(made.path), onnxruntime=onnxruntime_version())
