@@ -195,7 +195,7 @@ def test_answers_are_wrapped_on_a_terminal_only(endless: Path, tmp_path: Path) -
         shown = chat.wait_for("The answer reached").replace("\r\n", "\n")
         chat.leave()
     plain = pipe(endless, "Hi.\n", *options).stdout.decode()
-    assert not (tmp_path / "ortolan").exists()  # no history
+    assert not (tmp_path / "ortolan" / "chat_history").exists()
     assert "\n" in shown.rstrip("\n")
     assert shown.split() == plain.split()
     assert all(len(line) <= 150 or " " not in line for line in shown.splitlines())
