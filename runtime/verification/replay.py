@@ -59,7 +59,7 @@ def verify(
 ) -> Report:
     """Replay the certificate of a bundle on this machine, after hashing every file.
 
-    A bundle that passes needs no subprocess in `ortolan.load(isolate=True)` with this onnxruntime.
+    A bundle that passes needs no subprocess in `ortolan.load` with this onnxruntime.
 
     Args:
         path: folder of a bundle of any kind.
