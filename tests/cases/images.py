@@ -312,7 +312,7 @@ GEMMA_WINDOWS = Case(
         write_gemma,
         text={
             **{"head_dim": 128, "query_pre_attn_scalar": 128},
-            **{"num_attention_heads": 1, "num_key_value_heads": 1},
+            **{"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 112},
         },
     ),
     variants=(

@@ -185,10 +185,8 @@ def test_the_head_of_another_bundle_is_refused(
     mixed = shutil.copytree(glm.bundle, tmp_path / "mixed")
     shutil.rmtree(mixed / "mtp")
     shutil.copytree(right.bundle / "mtp", mixed / "mtp")
-    model = load(mixed, Decoder, threads=1)
-    assert len(model.generate(PROMPT, max_new_tokens=3).tokens) == 3
     with pytest.raises(BundleFileError, match="expected the head with the fingerprint"):
-        model.generate(PROMPT, max_new_tokens=3, draft=MtpHead())
+        load(mixed, Decoder, threads=1)
     with pytest.raises(BundleFileError, match="expected the head with the fingerprint"):
         verify(mixed)
 

@@ -225,16 +225,6 @@ def test_a_failed_call_leaves_the_window(model: Decoder) -> None:
         assert_close(session.append(ids[100:104]), expected[103])
 
 
-def test_a_snapshot_with_too_little_of_the_window_is_refused(model: Decoder) -> None:
-    with model.session() as session:
-        session.append(LONG_IDS[:100])
-        states = session._runner.slots.snapshot()
-        for windowed in (None, 0, WINDOW - 2, 90):
-            odd = replace(states, windowed=windowed)
-            with pytest.raises(InputError, match="another bundle"):
-                session._runner.slots.restore(odd)
-
-
 def test_beams_and_rows_take_their_windows_along(model: Decoder) -> None:
     slots = model._engine.slots(3)
     runner = Runner(model._engine, slots)
