@@ -18,8 +18,8 @@ from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.inputs.media_source import source_of
 from ortolan.runtime.inputs.source import Input
-from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq

@@ -18,8 +18,8 @@ from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
+from ortolan.runtime.inputs.media_source import source_of
 from ortolan.runtime.inputs.source import Inputs
-from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber

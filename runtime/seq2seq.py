@@ -24,8 +24,8 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
+from ortolan.runtime.inputs.media_source import source_of
 from ortolan.runtime.inputs.source import Input, Source, as_list, is_batch
-from ortolan.runtime.inputs.sources import source_of
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService

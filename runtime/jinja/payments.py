@@ -1,6 +1,6 @@
 """Payments inserted into a parsed template.
 
-They stand in each body that may repeat, and around operations that Jinja lets nobody intercept:
+They stand in each body that may repeat, and around operations that Jinja has no hook for:
 `~`, comparisons, slices and keys.
 """
 

@@ -4,7 +4,7 @@ Jinja's own sandbox protects Python objects only. Here a rendering has one budge
 deadline. Whatever a template builds, walks or repeats is paid, before it happens where the result
 can be much larger than what is read. Filters and methods that are not listed are refused.
 
-`payments` adds payments to a parsed template where Jinja lets nobody intercept.
+`payments` adds payments to a parsed template where Jinja has no hook.
 """
 
 import copy
@@ -61,7 +61,7 @@ _WIDTH = re.compile(r"\d{4,}|[*{]")
 """A large or variable width in the form of a number."""
 
 _PERCENT = re.compile(r"[%)]([^a-zA-Z%)]*)")
-"""What follows a sign, or a name in brackets, in `%` formatting."""
+"""Flags and width of a place in `%` formatting."""
 
 _LIBRARY = ImmutableSandboxedEnvironment()
 
@@ -389,4 +389,4 @@ _COSTS: Mapping[str, Callable[..., None]] = {
     ".join": lambda sandbox, value, parts: _join(sandbox, parts, value),
     ".replace": _replace,
 }
-"""What filters, and methods after a dot, build beyond what they read."""
+"""Cost of what filters build beyond what they read; names of methods begin with a dot."""

@@ -47,7 +47,8 @@ _ANSWER_BYTES = 1 << 16
 
 _ADVICE = (
     "Do not load this bundle: it would do the same to your process. Get a new copy. If you trust "
-    "its author and this machine is just small or slow, pass isolate=False (--no-isolate)."
+    "its author and this machine is just small or slow, pass isolate=False "
+    "(`ortolan serve --no-isolate`)."
 )
 
 
@@ -55,14 +56,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The bundle that the child loads, and its limits.
 
     Attributes:
-        memory: bytes of address space on top of what the child starts with.
+        memory: bytes of address space on top of what the child starts with; `None` leaves memory
+            and written files unlimited, as drivers of GPUs need.
         seconds: processor time.
     """
 
     folder: str
     device: str
     packed: str | None
-    memory: int
+    memory: int | None
     seconds: int
 
 
@@ -106,7 +108,7 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
 
     The memory plan of the bundle bounds the address space, the size of its weights bounds the time,
     and no file can be written. Only Linux limits memory; Windows limits nothing but time. A bundle
-    that runs on the CPU too is loaded there: drivers of GPUs need more than these limits.
+    that runs on the CPU too is loaded there; on a GPU alone, only its time is limited.
     """
     if is_verified(bundle, onnxruntime=onnxruntime_version()):
         return False
@@ -116,11 +118,12 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
             "isolate=False, or run `ortolan verify` on the bundle first."
         )
     seconds = _seconds(bundle)
+    on_cpu = "cpu" in bundle.manifest.devices
     task = Task(
         folder=str(bundle.path),
-        device="cpu" if "cpu" in bundle.manifest.devices else device,
+        device="cpu" if on_cpu else device,
         packed=None if packed is None else packed.folder,
-        memory=_memory(bundle, 0 if packed is None else packed.manifest.blob.size),
+        memory=_memory(bundle, packed) if on_cpu else None,
         seconds=seconds,
     )
     status, answer, is_late = _run(task, seconds)
@@ -139,7 +142,7 @@ def pass_first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | No
         remember(bundle, before, onnxruntime=onnxruntime_version())
 
 
-def _memory(bundle: Bundle, packed: int) -> int:
+def _memory(bundle: Bundle, packed: Packed | None) -> int:
     """Bytes of address space: everything mapped, plus what may be allocated and is available."""
     manifest = bundle.manifest
     context = min(CAPACITY_STEP, manifest.context_length)
@@ -150,7 +153,7 @@ def _memory(bundle: Bundle, packed: int) -> int:
     available = available_memory()
     if available is not None:  # the states of a manifest are no reason to take more
         allocated = min(allocated, available + free_swap())
-    return plan.weights + packed + allocated
+    return plan.weights + (0 if packed is None else packed.manifest.blob.size) + allocated
 
 
 def _widest_weight(bundle: Bundle) -> int:
@@ -198,6 +201,8 @@ def _raise_answer(data: bytes, task: Task) -> None:
     if answer.error is None:
         return
     if answer.error == MemoryError.__name__:
+        if task.memory is None:
+            raise _failed("ran out of memory")
         raise _failed(f"asked for more than {size(task.memory)} of memory")
     error = _ERRORS.get(answer.error)
     raise _failed(f"raised {answer.text}") if error is None else error(answer.text)

@@ -40,7 +40,7 @@ def main() -> None:
     os._exit(0)  # skip all cleanup
 
 
-def set_limits(*, memory: int, seconds: int) -> None:
+def set_limits(*, memory: int | None, seconds: int) -> None:
     """Limit this process. Windows has no such limits."""
     try:
         import resource
@@ -50,11 +50,12 @@ def set_limits(*, memory: int, seconds: int) -> None:
     seconds = seconds if most == resource.RLIM_INFINITY else min(seconds, most)
     limits = {
         resource.RLIMIT_CPU: (seconds, seconds + _GRACE_S),
-        resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_CORE: (0, 0),
     }
+    if memory is not None:
+        limits[resource.RLIMIT_FSIZE] = (0, 0)
     pages = read_small(Path("/proc/self/statm")).split()
-    if pages:  # Linux only: others ignore or reject RLIMIT_AS
+    if memory is not None and pages:  # Linux only: others ignore or reject RLIMIT_AS
         total = int(pages[0]) * resource.getpagesize() + memory
         limits[resource.RLIMIT_AS] = (total, total)
     for kind, (soft, hard) in limits.items():

@@ -4,6 +4,7 @@ Runs on any GPU that onnxruntime-ep-webgpu finds. `test_software_gpu.py` runs it
 without one.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.gpu.webgpu_models import DECODERS, ENCODERS, SOURCES, TRANSLATORS
-from tests.runtime.damaged_bundles import damage
+from tests.runtime.damaged_bundles import damage, edit_json, put
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
@@ -30,6 +31,7 @@ from ortolan.runtime.engine.providers import obstacle, ort
 from ortolan.runtime.engine.runner import SHORT, Runner, longest_call
 from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.graph.small_model import Node, write_model
+from ortolan.runtime.verification.first_load import first_load
 
 TOKENS = 16
 
@@ -246,3 +248,11 @@ def test_a_sound_bundle_passes_and_a_damaged_one_fails(
 
     damage(tmp_path, tensor, change)
     assert verify(tmp_path, device="webgpu", isolate=False).verdict == "FAIL"
+
+
+def test_a_bundle_for_a_gpu_alone_passes_its_first_load(
+    pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(pair("grown").folder, tmp_path / "bundle")
+    edit_json(bundle, "manifest.json", put("devices", value=["webgpu"]))
+    assert first_load(open_bundle(bundle)) is True

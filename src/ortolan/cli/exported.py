@@ -42,7 +42,7 @@ class PreparationError(OrtolanError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export."""
+    """How a checkpoint is exported."""
 
     command: str
     model: str  # what the user typed

@@ -16,7 +16,7 @@ _MESSAGE = "Publish with Ortolan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What `upload` did: the URL of the repository or its branch, and the commit."""
+    """The URL of the repository, or of its branch, and the commit of an upload."""
 
     url: str
     commit: str

@@ -39,7 +39,7 @@ ABORT = "import os; os.abort()"
 
 def problem(bundle: Bundle) -> str:
     """What the error says about the subprocess."""
-    with pytest.raises(FirstLoadError, match=r"isolate=False \(--no-isolate\)\.$") as caught:
+    with pytest.raises(FirstLoadError, match=r"serve --no-isolate`\)\.$") as caught:
         first_load(bundle)
     before, _, text = str(caught.value).partition("The subprocess of a first load ")
     assert before == ""
