@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.chat.chat_model import ChatModel
+from ortolan.runtime.chat.chat_model import MAX_PROMPTS, ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
@@ -32,22 +32,18 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.media_source import source_of
 from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
-from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
-    from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.encoder import Encoder
-
-MAX_PROMPTS = 256  # maximum number of prompts per call; each needs a slot
 
 # A batch of prompts, of any lengths
 Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.integer[Any]]]
 
 
-class Decoder(ChatModel, Model):
+class Decoder(ChatModel):
     """A loaded language model.
 
         model = load("bundle/")
@@ -146,8 +142,7 @@ class Decoder(ChatModel, Model):
             )
         prompts = [item for item in batch for _ in range(count)]
         is_list = n is not None or is_batch(prompt)
-        sequences = self._sequences(prompts, options, draft=draft)
-        completions = self._completed(sequences, draft, exact=is_list)
+        completions = self._completions(prompts, options, draft=draft, exact=is_list)
         return completions if is_list else completions[0]
 
     def stream(
@@ -174,8 +169,7 @@ class Decoder(ChatModel, Model):
             raise no_tokenizer("stream")
         if is_batch(prompt):
             raise InputError("stream accepts a single prompt. Use `generate` for a list.")
-        (sequence,) = self._sequences([prompt], options, draft=draft, streams=True)
-        return TextStream(sequence, self._generator(1, draft))
+        return self._texts(prompt, options, draft=draft)
 
     def serve(self, **options: Unpack[ServeOptions]) -> Service:
         """Start a service, which generates for many requests at once, from threads or asyncio.
@@ -297,48 +291,41 @@ class Decoder(ChatModel, Model):
 
         return dictate(sound, *dictation_of(self.manifest, self._encoder), answer, options)
 
-    # --- chats ------------------------------------------------------------------------------------
-
-    @cached_property
-    def _chat(self) -> "Chat":
-        from ortolan.runtime.chat.chat import Chat  # needs the extra `chat`
-
-        return Chat(self.bundle, self.tokenizer)
-
-    @property
-    def _identity(self) -> str:
-        return self._engine.identity
+    # ----------------------------------------------------------------------------------------------
 
     def _completions(
-        self, question: "Question", n: int | None, draft: Draft | None
+        self,
+        prompts: list[Any],
+        options: Options,
+        *,
+        draft: Draft | None,
+        exact: bool,
+        tokenizer: Tokenizer | None = None,
     ) -> list[Completion]:
-        count = 1 if n is None else checked_count("n", n, most=MAX_PROMPTS)
-        sequences = self._sequences(
-            [question.prompt] * count, question.options, draft=draft, tokenizer=question.tokenizer
-        )
-        return self._completed(sequences, draft, exact=n is not None)
+        sequences = self._sequences(prompts, options, draft=draft, tokenizer=tokenizer)
+        if sequences:
+            generator = self._generator(len(sequences), draft, exact=exact)
+            for sequence in sequences:
+                generator.submit(sequence)
+            generator.run()
+        return [sequence.completion() for sequence in sequences]
 
-    def _text_stream(
-        self, question: "Question", draft: Draft | None, last: LastPrompt | None = None
+    def _texts(
+        self,
+        prompt: Any,
+        options: Options,
+        *,
+        draft: Draft | None,
+        tokenizer: Tokenizer | None = None,
+        last: LastPrompt | None = None,
     ) -> TextStream:
         (sequence,) = self._sequences(
-            [question.prompt],
-            question.options,
-            draft=draft,
-            tokenizer=question.tokenizer,
-            streams=True,
-            last=last,
+            [prompt], options, draft=draft, tokenizer=tokenizer, streams=True, last=last
         )
         generator = self._generator(1, draft, last=last)
         if last is not None:
             last.begin(sequence)
         return TextStream(sequence, generator)
-
-    def _last_prompt(self) -> LastPrompt:
-        self._engine.check_process()
-        return LastPrompt(self._engine)
-
-    # ----------------------------------------------------------------------------------------------
 
     def _sequences(
         self,
@@ -358,16 +345,6 @@ class Decoder(ChatModel, Model):
         else:
             check_memory(self._memory, requests, rows=last.rows, held_tokens=last.held_tokens)
         return [reader.sequence(request, streams=streams) for request in requests]
-
-    def _completed(
-        self, sequences: list[SampledSequence], draft: Draft | None, *, exact: bool
-    ) -> list[Completion]:
-        if sequences:
-            generator = self._generator(len(sequences), draft, exact=exact)
-            for sequence in sequences:
-                generator.submit(sequence)
-            generator.run()
-        return [sequence.completion() for sequence in sequences]
 
     def _generator(
         self,

@@ -2,24 +2,30 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from ortolan.runtime.arguments import checked_flag
+from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
-from ortolan.runtime.chat.reply import Reply, ReplyStream
+from ortolan.runtime.chat.reply import ParsedTexts, Reply, ReplyStream
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.last_prompt import LastPrompt
+from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.text_stream import TextStream
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.model import Model
 
 if TYPE_CHECKING:
-    from ortolan.runtime.chat.chat import Chat, Question
+    from ortolan.runtime.chat.chat import Chat
     from ortolan.runtime.chat.template import ChatTemplate
 
+MAX_PROMPTS = 256  # maximum number of prompts per call; each needs a slot
 
-class ChatModel(ABC):
+
+class ChatModel(Model, ABC):
     """Chat methods for a model that continues prompts."""
 
     @overload
@@ -68,7 +74,15 @@ class ChatModel(ABC):
             OrtolanError: see `generate`.
         """
         question = self._chat.question(messages, options)
-        replies = [question.again().reply(done) for done in self._completions(question, n, draft)]
+        count = 1 if n is None else checked_count("n", n, most=MAX_PROMPTS)
+        completions = self._completions(
+            [question.prompt] * count,
+            question.options,
+            draft=draft,
+            exact=n is not None,
+            tokenizer=question.tokenizer,
+        )
+        replies = [question.again().reply(completion) for completion in completions]
         return replies[0] if n is None else replies
 
     def chat_stream(
@@ -84,8 +98,7 @@ class ChatModel(ABC):
             An iterator of pieces: content, reasoning, or one call each. `reply` is available at
             the end.
         """
-        question = self._chat.question(messages, options)
-        return ReplyStream(self._text_stream(question, draft), question.parser())
+        return self._replies(messages, options, draft=draft)
 
     def conversation(
         self,
@@ -115,46 +128,67 @@ class ChatModel(ABC):
         def answer(
             messages: Sequence[Message], options: ChatOptions, draft: Draft | None
         ) -> ReplyStream:
-            question = self._chat.question(messages, options)
-            last = kept[0] if kept and not kept[0].is_busy else self._last_prompt()
+            self._engine.check_process()
+            is_free = bool(kept) and not kept[0].is_busy
+            last = kept[0] if is_free else LastPrompt(self._engine)
             kept[:] = [last] if is_reused else []
-            return ReplyStream(self._text_stream(question, draft, last), question.parser())
+            return self._replies(messages, options, draft=draft, last=last)
 
         return Conversation(
-            answer,
-            self._identity,
-            system=system,
-            tools=tools,
-            variables=variables,
+            answer, self.identity, system=system, tools=tools, variables=variables,
             forget=kept.clear,
-        )
+        )  # fmt: skip
 
     @property
     def chat_template(self) -> "ChatTemplate":
         """The chat template, to render prompts. Raises the same errors as `conversation`."""
         return self._chat.template
 
-    @property
-    @abstractmethod
-    def _chat(self) -> "Chat": ...
+    @cached_property
+    def _chat(self) -> "Chat":
+        from ortolan.runtime.chat.chat import Chat  # needs the extra `chat`
 
-    @property
-    @abstractmethod
-    def _identity(self) -> str:
-        """Identity of the bundle."""
+        return Chat(self.bundle, self.tokenizer)
+
+    def _replies(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions,
+        *,
+        draft: Draft | None,
+        last: LastPrompt | None = None,
+    ) -> ReplyStream:
+        question = self._chat.question(messages, options)
+        texts = self._texts(
+            question.prompt, question.options, draft=draft, tokenizer=question.tokenizer, last=last
+        )
+        return ReplyStream(
+            ParsedTexts(texts, question.parser()),
+            completion=lambda: texts.completion,
+            stop=texts.close,
+            progress=lambda: texts.prompt_progress,
+        )
 
     @abstractmethod
     def _completions(
-        self, question: "Question", n: int | None, draft: Draft | None
+        self,
+        prompts: list[Any],
+        options: Options,
+        *,
+        draft: Draft | None,
+        exact: bool,
+        tokenizer: Tokenizer | None = None,
     ) -> list[Completion]:
-        """Generate `n` completions, or one."""
+        """Generate a completion of each prompt."""
 
     @abstractmethod
-    def _text_stream(
-        self, question: "Question", draft: Draft | None, last: LastPrompt | None = None
+    def _texts(
+        self,
+        prompt: Any,
+        options: Options,
+        *,
+        draft: Draft | None,
+        tokenizer: Tokenizer | None = None,
+        last: LastPrompt | None = None,
     ) -> TextStream:
         """Generate one completion piece by piece; with `last`, reuse the state of that prompt."""
-
-    @abstractmethod
-    def _last_prompt(self) -> LastPrompt:
-        """Create an empty state for a conversation."""

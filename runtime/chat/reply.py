@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ortolan.runtime.errors import InputError
 
@@ -44,38 +43,30 @@ class Reply:
         }
 
 
-class Texts(Protocol):
-    """A stream of generated text: a `TextStream`, or that of a service."""
-
-    @property
-    def completion(self) -> "Completion":
-        """The completion, once the stream has ended."""
-
-    @property
-    def prompt_progress(self) -> tuple[int, int]:
-        """Processed prompt tokens and their total. Thread-safe."""
-
-    def __next__(self) -> str: ...
-
-    def close(self) -> None:
-        """Stop generating."""
-
-
 class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
     """Pieces of a reply while it is generated. `close`, or the end of a `with`, stops it early.
 
-    A stream from a service also supports `async for`, and `await` for the complete reply.
+    A stream from a service also supports `async for`, and `await` for the complete reply; its
+    pieces have their tokens.
 
     Attributes:
         at_end: called once with the reply, after the last piece.
     """
 
-    def __init__(self, texts: Texts, parser: "ReplyParser") -> None:
+    def __init__(
+        self,
+        pieces: Iterator["Piece"],
+        *,
+        completion: "Callable[[], Completion]",
+        stop: Callable[[], None],
+        progress: Callable[[], tuple[int, int]],
+    ) -> None:
         self.at_end: Callable[[Reply], None] | None = None
-        self._texts = texts
-        self._parser = parser
-        self._pieces: list[Piece] = []
-        self._waiting: list[Piece] = []
+        self._pieces = pieces
+        self._completion = completion
+        self._stop = stop
+        self._progress = progress
+        self._read: list[Piece] = []
         self._has_ended = False
 
     @property
@@ -87,12 +78,12 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         """
         if not self._has_ended:
             raise InputError("The reply is not complete. Read the stream to the end, or close it.")
-        return reply_of(self._pieces, self._texts.completion)
+        return reply_of(self._read, self._completion())
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
         """Processed prompt tokens and their total. Thread-safe."""
-        return self._texts.prompt_progress
+        return self._progress()
 
     def finish(self) -> Reply:
         """Read to the end and return the reply."""
@@ -102,16 +93,16 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
 
     def close(self) -> None:
         """Stop generating; the reply is what has come so far. Closing twice is allowed."""
-        self._texts.close()
+        self._stop()
         for _ in self:
             pass
 
     def __next__(self) -> "Piece":
-        while self._needs_text:
-            self._feed(next(self._texts, None))
-        piece = self._next_piece()
+        piece = next(self._pieces, None)
         if piece is None:
+            self._end()
             raise StopIteration
+        self._read.append(piece)
         return piece
 
     async def __anext__(self) -> "Piece":
@@ -120,17 +111,16 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         Raises:
             InputError: the stream is not from a service.
         """
-        texts = self._texts
-        if not isinstance(texts, AsyncIterator):
+        if not isinstance(self._pieces, AsyncIterator):
             raise InputError(
                 "An event loop cannot wait for this stream, which computes in the thread that "
                 "reads it. Read it with `for`, or use a service: `model.serve()`."
             )
-        while self._needs_text:
-            self._feed(await anext(texts, None))
-        piece = self._next_piece()
+        piece: Piece | None = await anext(self._pieces, None)
         if piece is None:
+            self._end()
             raise StopAsyncIteration
+        self._read.append(piece)
         return piece
 
     def __await__(self) -> Generator[Any, None, Reply]:
@@ -142,36 +132,37 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
             pass
         return self.reply
 
-    @property
-    def _needs_text(self) -> bool:
-        return not self._waiting and not self._has_ended
-
-    def _feed(self, text: str | None) -> None:
-        """Parse the next text; `None` ends the reply."""
-        self._has_ended = text is None
-        self._waiting += self._parser.finish() if text is None else self._parser.feed(text)
-
-    def _next_piece(self) -> "Piece | None":
-        """Return the next piece; after the last one, call `at_end` and return `None`."""
-        if self._waiting:
-            self._pieces.append(self._waiting.pop(0))
-            return self._pieces[-1]
+    def _end(self) -> None:
+        self._has_ended = True
         at_end, self.at_end = self.at_end, None
         if at_end is not None:
             at_end(self.reply)
-        return None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # after an error, reading the rest would raise it again
-        self.close() if kind is None else self._texts.close()
+        self.close() if kind is None else self._stop()
+
+
+class ParsedTexts(Iterator["Piece"]):
+    """The pieces of texts that are still generated."""
+
+    def __init__(self, texts: Iterator[str], parser: "ReplyParser") -> None:
+        self._texts = texts
+        self._parser = parser
+        self._waiting: list[Piece] = []
+        self._has_ended = False
+
+    def __next__(self) -> "Piece":
+        while not self._waiting and not self._has_ended:
+            text = next(self._texts, None)
+            self._has_ended = text is None
+            self._waiting += self._parser.finish() if text is None else self._parser.feed(text)
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.pop(0)
 
 
 def reply_of(pieces: "list[Piece]", completion: "Completion") -> Reply:

@@ -33,7 +33,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
-from ortolan.runtime.serving.ticket_texts import TicketTexts
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
 
@@ -263,8 +262,14 @@ class Service(GenerationService):
                     draft=draft,
                     priority=priority,
                     conversation=key,
+                    question=question,
                 )
-            return ReplyStream(TicketTexts(ticket), question.parser())
+            return ReplyStream(
+                ticket,
+                completion=lambda: ticket.result().completion,
+                stop=ticket.cancel,
+                progress=lambda: ticket.prompt_progress,
+            )
 
         identity = self._engine.identity
         return Conversation(answer, identity, system=system, tools=tools, variables=variables)

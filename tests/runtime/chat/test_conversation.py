@@ -15,11 +15,13 @@ from tests.refusals import refusal
 from tests.runtime.chat.tiny_chat import TEMPLATE, assert_same, chat_model, packed_chat_models
 
 from ortolan.runtime import Conversation, Decoder, Sampling
+from ortolan.runtime.chat import chat_model as chat_model_module
 from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ChatError, InputError
 from ortolan.runtime.generation.drafts import PromptLookup
+from ortolan.runtime.generation.last_prompt import LastPrompt
 
 KINDS = ("fp32", "int4-split", "int8-prefill", "recurrent", "by-token")
 ON_THE_GRID = ("int8-prefill", "recurrent")
@@ -177,14 +179,13 @@ def test_state_is_freed_with_the_conversation(
     models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[weakref.ref[Any]] = []
-    create = models["fp32"]._last_prompt
 
-    def recorded() -> Any:
-        last = create()
+    def recorded(engine: Engine) -> LastPrompt:
+        last = LastPrompt(engine)
         states.append(weakref.ref(last))
         return last
 
-    monkeypatch.setattr(models["fp32"], "_last_prompt", recorded)
+    monkeypatch.setattr(chat_model_module, "LastPrompt", recorded)
     conversation = models["fp32"].conversation()
     assert states == []
     for end in (conversation.close, conversation.reset, conversation.close):
@@ -207,7 +208,7 @@ def test_a_mixture_of_experts_continues_from_whole_chunks(
         got, expected = ask(reused, turn), ask(computed, turn)
         assert_same(got, expected)
         assert cached(got) == (0 if turn == 0 else GRID)
-    assert models["fp32"]._last_prompt().chunk == GRID
+    assert LastPrompt(models["fp32"]._engine).chunk == GRID
 
 
 def test_conversations_in_threads_equal_those_alone(models: dict[str, Decoder]) -> None:
