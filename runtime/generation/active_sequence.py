@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from ortolan.runtime.generation.histogram import Histogram
 from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
 
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.buffers import Snapshot
+    from ortolan.runtime.generation.speculation import Speculation
+
 TRIES = 3
 """Times that work is tried before its request fails, unless it gets on in between."""
 
@@ -32,6 +36,10 @@ class ActiveSequence(ABC):
         cached_tokens: tokens of the prompt whose states came from the prefix cache.
         queued_s: seconds from the request to its first slot; `None` before.
         gaps_s: times between new tokens.
+        turn: order in which sequences are computed: negative priority, then arrival.
+        suspended: states, while the sequence has given up its slot.
+        speculation: its drafts, once prefill has begun.
+        is_apart: whether the next call computes it alone, since one with others has failed.
     """
 
     next_tokens: Sequence[int]
@@ -46,6 +54,10 @@ class ActiveSequence(ABC):
         self.queued_s: float | None = None
         self.gaps_s = Histogram()
         self.error: OrtolanError | None = None
+        self.turn = (0, 0)
+        self.suspended: Snapshot | None = None
+        self.speculation: Speculation | None = None
+        self.is_apart = False
         self._failures, self._failed_at = 0, (-1, -1)
         self._started_at = self._first_at = self._last_at = time.monotonic()
 
@@ -67,6 +79,8 @@ class ActiveSequence(ABC):
     def restart(self) -> None:
         """Begin again at the prompt, because the states are lost; not for beam searches."""
         self.prompt_logprobs = []
+        self.suspended = self.speculation = None
+        self.is_apart = False
 
     def score_prompt(self, start: int, logits_SV: NDArray[np.float32]) -> None:
         """Note the log-probabilities of the prompt's tokens after `start`."""

@@ -10,7 +10,7 @@ A round is one call of the model: a chunk of a prompt, or a decode step of all r
 plus one call for each sequence with a draft.
 
     cancelled sequences leave ─► waiting ones enter ─► chunk ─► sequence chooses its first token
-                                  (`Admission`)     └► step  ─► sequences choose their next tokens
+                                  (`Scheduler`)     └► step  ─► sequences choose their next tokens
 
 Sequences come and go between rounds and do not affect each other.
 
@@ -32,12 +32,9 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
-from ortolan.runtime.generation.admission import Admission
-from ortolan.runtime.generation.drafts import HeadDrafter, MtpHead
 from ortolan.runtime.generation.scheduler import Scheduler, Work
 from ortolan.runtime.generation.speculation import Speculation
 
@@ -77,40 +74,31 @@ class Generator:
         self._engine = engine
         self._new_slots = partial(engine.slots, slots, beams=beams, reserved=reserved)
         self._new_runner = partial(Runner, engine, exact=exact, chunk=chunk)
-        self._new_scheduler = partial(Scheduler[ActiveSequence], slots, prefill_first=prefill_first)
-        self._memory = memory
         self._beams = beams
         self._encode = encode
         self._prefixes = prefixes
         self._last_prompt = last_prompt
-        self._start(self._new_slots() if last_prompt is None else last_prompt.slots)
-
-    def _start(self, slots: Slots) -> None:
-        """Begin with empty slots and no sequences."""
-        self._runner = self._new_runner(slots)
-        self._scheduler = self._new_scheduler()
-        self._admission = Admission(self._runner, self._scheduler, self._memory)
-        self._speculations: dict[ActiveSequence, Speculation] = {}
-        self._heads: dict[ActiveSequence, HeadDrafter] = {}
+        self._runner = self._new_runner(
+            self._new_slots() if last_prompt is None else last_prompt.slots
+        )
+        self._scheduler = Scheduler(self._runner, memory, prefill_first=prefill_first)
         # what a decode step computes; selected again when the scheduler's `running` has changed
         self._selected = -1
         self._rows: list[_Row] = []
         self._drafted: list[tuple[int, ActiveSequence]] = []
-        # for `recover`: the present work and its sources, the sequence whose own code failed, and
-        # what to compute alone next
+        # for `recover`: the present work and its sources, and the sequence whose own code failed
         self._work: Work | None = None
         self._encoding: list[ActiveSequence] = []
         self._culprit: ActiveSequence | None = None
-        self._apart: set[ActiveSequence] = set()
 
     def submit(self, sequence: ActiveSequence, *, priority: int = 0) -> None:
         """Let a sequence join once a slot is free, or held by one of a lower priority."""
-        self._admission.submit(sequence, priority=priority)
+        self._scheduler.submit(sequence, priority=priority)
 
     def cancel(self, sequence: ActiveSequence) -> None:
         """End an unfinished sequence. Its slot is free at once."""
         sequence.finish("cancelled")
-        self._leave(sequence)
+        self._scheduler.leave(sequence)
 
     @property
     def in_slots(self) -> int:
@@ -120,7 +108,7 @@ class Generator:
     @property
     def held_tokens(self) -> int:
         """Tokens whose states are in memory."""
-        return self._admission.held_tokens
+        return self._scheduler.held_tokens
 
     def run(self) -> None:
         """Generate until all sequences have ended; see `round`."""
@@ -133,10 +121,10 @@ class Generator:
         A sequence whose logits are not finite fails alone: its completion raises the error.
         """
         self._work = None
-        for sequence in self._admission.cancelled():
+        for sequence in self._scheduler.cancelled():
             self.cancel(sequence)
         if self._scheduler.waiting:
-            self._admission.admit()
+            self._scheduler.admit()
         self._work = self._scheduler.next()
         match self._work:
             case "step":
@@ -173,7 +161,7 @@ class Generator:
         if self._culprit is not None:
             return [self._culprit]
         scheduler = self._scheduler
-        begun = [*scheduler.prefilling.values(), *scheduler.running.values()]
+        begun = scheduler.in_slots
         tried: list[ActiveSequence] = []
         if self._work == "step":
             tried = [sequence for _, sequence, _ in self._rows]
@@ -188,24 +176,21 @@ class Generator:
         """Try a call of the model again, for each of its sequences alone."""
         for sequence in failed:
             if sequence.finish_reason is not None:
-                self._leave(sequence)
+                self._scheduler.leave(sequence)
             elif self._work == "prefill" and self._encode is None:
                 # parts of the chunk may be there already
                 prefilling = self._scheduler.prefilling.items()
                 self._runner.slots.release(next(s for s, other in prefilling if other is sequence))
-                self._heads.pop(sequence, None)
                 sequence.restart()
             else:
-                self._apart.add(sequence)
+                sequence.is_apart = True
         self._selected = -1
 
     def _restart(self) -> None:
         """Compute the states of all unfinished sequences again, in new slots."""
-        unfinished = [item for item in self._scheduler.submitted if not item[0].is_done]
-        self._start(self._new_slots())
-        for sequence, priority in unfinished:
-            sequence.restart()
-            self.submit(sequence, priority=priority)
+        self._runner = self._new_runner(self._new_slots())
+        self._scheduler.restart(self._runner)
+        self._selected, self._culprit = -1, None
 
     def _prefill(self) -> None:
         """Compute the next chunk of the first prompt."""
@@ -245,7 +230,7 @@ class Generator:
             if self._prefixes is not None and conversation is not None:
                 self._prefixes.offer_end(conversation, prompt, slots, slot)
         if sequence.finish_reason is not None:
-            self._leave(sequence)
+            self._scheduler.leave(sequence)
 
     def _prefill_sources(self, encode: Callable[[Sequence[Any]], Encoded]) -> None:
         """Encode the sources of all sequences that were just given a slot."""
@@ -279,7 +264,7 @@ class Generator:
         # at the end: when a sequence leaves, others may move to other slots
         for sequence in [*(row[1] for row in rows), *(sequence for _, sequence in drafted)]:
             if sequence.finish_reason is not None:
-                self._leave(sequence)
+                self._scheduler.leave(sequence)
 
     def _select(self) -> None:
         """Select the running sequences, separate those with a draft, and find their logits."""
@@ -303,8 +288,8 @@ class Generator:
     def _one_apart(self, sequences: _BySlot) -> _BySlot:
         """The first of the sequences that is to be computed alone, if any; else all."""
         for slot, sequence in sequences.items():
-            if sequence in self._apart:
-                self._apart.remove(sequence)
+            if sequence.is_apart:
+                sequence.is_apart = False
                 return {slot: sequence}
         return sequences
 
@@ -321,28 +306,22 @@ class Generator:
             self._runner.slots.copy_rows(sources, targets)
 
     def _observe(self, sequence: ActiveSequence, start: int) -> None:
-        """Pass the states of a chunk that begins at `start` to the head, if it drafts."""
+        """Let the drafts of a sequence begin, and read the states of a chunk from `start` on."""
         draft = sequence.request.draft
-        if not isinstance(draft, MtpHead):
+        if draft is None:
             return
-        if sequence not in self._heads:
-            self._heads[sequence] = draft.begin(sequence.request.prompt)
         try:
-            self._heads[sequence].observe(start, self._runner.hidden_SE, self._runner)
+            if sequence.speculation is None:
+                sequence.speculation = Speculation(draft, sequence, self._runner)
+            sequence.speculation.observe(start, self._runner.hidden_SE)
         except OrtolanError as error:
             sequence.fail(error)
 
     def _speculate(self, slot: int, sequence: ActiveSequence) -> None:
         """Advance a sequence by its draft. An error of the draft ends this sequence only."""
-        draft, speculation = sequence.request.draft, self._speculations.get(sequence)
         try:
-            if speculation is None and draft is not None:
-                speculation = Speculation(
-                    draft, sequence, self._runner, drafter=self._heads.get(sequence)
-                )
-                self._speculations[sequence] = speculation
-            if speculation is not None:
-                speculation.step(slot, partial(self._advance, sequence))
+            if sequence.speculation is not None:
+                sequence.speculation.step(slot, partial(self._advance, sequence))
         except OrtolanError as error:
             sequence.fail(error)
         except Exception:
@@ -363,9 +342,3 @@ class Generator:
             sequence.score_prompt(start, logits_SV)
         except OrtolanError as error:
             sequence.fail(error)
-
-    def _leave(self, sequence: ActiveSequence) -> None:
-        self._admission.leave(sequence)
-        self._apart.discard(sequence)
-        self._speculations.pop(sequence, None)
-        self._heads.pop(sequence, None)

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.drafts import Draft, Drafter, HeadDrafter, Pace, begin_draft
+from ortolan.runtime.generation.drafts import (
+    Draft,
+    Drafter,
+    HeadDrafter,
+    MtpHead,
+    Pace,
+    begin_draft,
+)
 from ortolan.runtime.inputs.ids import checked_ids
 
 if TYPE_CHECKING:
@@ -31,25 +38,30 @@ class Speculation:
     were right.
     """
 
-    def __init__(
-        self,
-        draft: Draft,
-        sequence: "ActiveSequence",
-        runner: "Runner",
-        *,
-        drafter: Drafter | None = None,
-    ) -> None:
+    def __init__(self, draft: Draft, sequence: "ActiveSequence", runner: "Runner") -> None:
         self._sequence, self._runner = sequence, runner
-        self._new = [sequence.next_tokens[0]]
-        self._count = 1
+        self._new: list[int] = []
+        self._count = 0
+        request = sequence.request
+        self._drafter: Drafter
         with _typed_errors(draft):
-            self._drafter = drafter or begin_draft(draft, sequence.request.tokens)
+            if isinstance(draft, MtpHead):  # it reads vectors of images, too
+                self._drafter = draft.begin(request.prompt)
+            else:
+                self._drafter = begin_draft(draft, request.tokens)
         self._pace = Pace()
+
+    def observe(self, start: int, states_SE: NDArray[np.float32]) -> None:
+        """Pass the states of tokens from `start` on to the drafter, if it reads them."""
+        if isinstance(self._drafter, HeadDrafter):
+            self._drafter.observe(start, states_SE, self._runner)
 
     def step(self, row: int, advance: Callable[[NDArray[np.float32]], None]) -> None:
         """Compute the newest token and a draft; append the tokens that turn out right."""
         sequence, runner = self._sequence, self._runner
         begun_at = time.perf_counter()
+        if self._count == 0:
+            self._new, self._count = [sequence.next_tokens[0]], 1
         with _typed_errors(self._drafter):
             self._drafter.extend(self._new)
         room = min(sequence.request.limit - self._count, runner.wide_tokens) - 1
@@ -72,8 +84,7 @@ class Speculation:
         right = sum(guess == token for guess, token in zip(draft, self._new, strict=False))
         self._count += len(self._new)
         runner.slots.rewind(length + 1 + right, row=row)
-        if isinstance(self._drafter, HeadDrafter):
-            self._drafter.observe(length, runner.hidden_SE[: 1 + right], runner)
+        self.observe(length, runner.hidden_SE[: 1 + right])
         sequence.drafted_tokens += len(draft)
         sequence.accepted_tokens += right
         if is_guessed or not draft:  # forced tokens say nothing about guesses
