@@ -28,20 +28,16 @@ class Call:
 
     Attributes:
         path: parameters of the path.
+        query: parameters after the path.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """
 
     def __init__(
-        self,
-        *,
-        path: Mapping[str, str],
-        models: Models,
-        store: Store,
-        query: Mapping[str, str] | None = None,
+        self, path: Mapping[str, str], query: Mapping[str, str], models: Models, store: Store
     ) -> None:
         self.path = path
-        self.query = query or {}
+        self.query = query
         self.models = models
         self.store = store
         self.notes: dict[str, Any] = {}

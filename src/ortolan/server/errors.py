@@ -7,13 +7,14 @@ Clients retry 408, 409, 429 and 5xx, so what fails again in the same way is a 40
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import errors as runtime
+
+JSON = "application/json"
 
 _NO_RETRY = {"x-should-retry": "false"}
 
@@ -34,7 +35,7 @@ _STATUSES: tuple[tuple[type[OrtolanError], int, str], ...] = (
 _IS_TRANSIENT = (runtime.QueueFullError, runtime.ServiceClosedError)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error to send to the client.
 
@@ -76,26 +77,30 @@ def api_error(error: Exception) -> ApiError:
     )
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON of an error."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+class Error(msgspec.Struct, kw_only=True):
+    """An error: its message says what to do."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """Body of every response with a status from 400 on."""
+
+    error: Error
+
+
+def error_body(error: ApiError) -> ErrorBody:
+    """The body that says an error."""
+    return ErrorBody(error=msgspec.convert(error, Error, from_attributes=True))
 
 
 def error_response(error: ApiError) -> Response:
     """The response of an error."""
-    return Response(
-        msgspec.json.encode(error_body(error)),
-        error.status,
-        headers=dict(error.headers),
-        media_type="application/json",
-    )
+    data = msgspec.json.encode(error_body(error))
+    return Response(data, error.status, headers=dict(error.headers), media_type=JSON)
 
 
 def _ortolan_error(error: OrtolanError) -> ApiError:

@@ -5,7 +5,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import StreamingResponse
@@ -22,8 +22,11 @@ KEEP_ALIVE_S = 15.0
 """Seconds without an event after which a comment is sent."""
 
 
-class EventStream(StreamingResponse):
-    """A response of events, with comments while there are none.
+E = TypeVar("E")
+
+
+class EventStream(StreamingResponse, Generic[E]):
+    """A response of events of a structure, with comments while there are none.
 
     It starts with the first event or comment, so that earlier errors have their own status.
     """

@@ -1,21 +1,20 @@
-"""Runs an endpoint: reads the body, watches the connection, sends the answer."""
+"""`Endpoint`: a route as data, and the application that answers its requests."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ortolan.runtime.errors import shown
-from ortolan.server.body_decoder import BodyDecoder
+from ortolan.server.body_reader import BodyReader
 from ortolan.server.call import Call
-from ortolan.server.endpoints import JSON, Answer, Endpoint
-from ortolan.server.errors import ApiError, api_error, error_response
+from ortolan.server.errors import JSON, ApiError, api_error, error_response
 from ortolan.server.events import EventStream
-from ortolan.server.forms import FORM, check_parts, form_fields
 from ortolan.server.models import Models
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
@@ -23,6 +22,50 @@ from ortolan.server.store import Store
 log = logging.getLogger("ortolan.server")
 
 T = TypeVar("T")
+
+Answer = msgspec.Struct | dict[str, Any] | Response
+"""Result of a handler; what is no response is sent as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route. Its structures are those of the handler's annotations.
+
+    Attributes:
+        path: of the route, with `{name}` for a parameter.
+        handler: answers a call, with its body if it has one.
+        media_type: of the body.
+        is_open: whether the endpoint needs no key.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., Coroutine[Any, Any, Any]]
+    media_type: str = JSON
+    is_open: bool = False
+
+    @property
+    def body(self) -> type[msgspec.Struct] | None:
+        """Structure of the body, if there is one."""
+        return get_type_hints(self.handler).get("body")
+
+    @property
+    def answer(self) -> type[msgspec.Struct] | None:
+        """Structure of the answer; `None` for free JSON or text."""
+        return next(
+            (a for a in self._answers if isinstance(a, type) and issubclass(a, msgspec.Struct)),
+            None,
+        )
+
+    @property
+    def event(self) -> type[msgspec.Struct] | None:
+        """Structure of the events, if the endpoint can stream."""
+        return next((get_args(a)[0] for a in self._answers if get_origin(a) is EventStream), None)
+
+    @property
+    def _answers(self) -> tuple[Any, ...]:
+        answer = get_type_hints(self.handler)["return"]
+        return get_args(answer) if get_origin(answer) in (Union, UnionType) else (answer,)
 
 
 class EndpointApp:
@@ -38,25 +81,24 @@ class EndpointApp:
         self._endpoint = endpoint
         self._models = models
         self._store = store
-        self._settings = settings
-        self._decoder = None if endpoint.body is None else BodyDecoder(endpoint.body)
+        self._timeout_s = settings.request_timeout_s
+        self._keeps_body = settings.log_prompts and endpoint.media_type == JSON
+        body = endpoint.body
+        self._reader = None if body is None else BodyReader(body, endpoint.media_type, settings)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        call = Call(
-            path=request.path_params,
-            query=request.query_params,
-            models=self._models,
-            store=self._store,
-        )
+        call = Call(request.path_params, request.query_params, self._models, self._store)
         request.state.call = call
         response: Response | None = None
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s), call:
-                body = await self._read(call, request)
-                answer = await _unless_gone(self._endpoint.handler(call, body), receive)
-                response = _response(answer)
+            async with asyncio.timeout(self._timeout_s), call:
+                work = await self._begun(call, request)
+                answer = await _unless_gone(work, receive)
+                if not isinstance(answer, Response):
+                    answer = Response(msgspec.json.encode(answer), media_type=JSON)
+                response = answer
                 await response(scope, receive, send)
             if isinstance(response, EventStream) and not response.is_complete:
                 call.notes["ended"] = "disconnected"
@@ -66,7 +108,7 @@ class EndpointApp:
             return
         except TimeoutError:
             call.notes["ended"] = "timeout"
-            failure = out_of_time(self._settings.request_timeout_s)
+            failure = _out_of_time(self._timeout_s)
         except asyncio.CancelledError:  # only the end of the server cancels this task
             call.notes["ended"] = "stopped"
             failure = STOPPED
@@ -79,71 +121,15 @@ class EndpointApp:
         elif response is None or isinstance(response, EventStream):
             await error_response(failure)(scope, receive, send)
 
-    async def _read(self, call: Call, request: Request) -> Any:
-        """Decode the body."""
-        if self._decoder is None:
-            return None
-        expected = self._endpoint.media_type
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding.strip().lower() != "identity":
-            raise ApiError(
-                f"Send the body without Content-Encoding (got {shown(encoding)}).",
-                code="content-encoding",
-                headers={"accept-encoding": "identity"},
-                status=415,
-            )
-        content_type = request.headers.get("content-type", "")
-        media_type = content_type.split(";")[0].strip().lower()
-        if media_type != expected:
-            what = "JSON" if expected == JSON else "a form"
-            raise ApiError(
-                f"Send {what} with the header Content-Type: {expected} (got {shown(media_type)}).",
-                code="media-type",
-                status=415,
-            )
-        settings = self._settings
-        most = settings.max_form_bytes if expected == FORM else settings.max_body_bytes
-        try:
-            async with asyncio.timeout(settings.body_timeout_s):
-                data = await _body(request, most)
-        except TimeoutError:
-            raise ApiError(
-                f"The body did not arrive within {settings.body_timeout_s:g} s.",
-                code="body-timeout",
-                headers={"connection": "close"},
-                status=408,
-            ) from None
-        if expected == FORM:
-            fields = await form_fields(data, content_type.encode("latin-1"))
-            return msgspec.convert(fields, self._endpoint.body, strict=False)
-        if settings.log_prompts:
+    async def _begun(self, call: Call, request: Request) -> Coroutine[Any, Any, Answer]:
+        """Read the body, and begin to answer it."""
+        if self._reader is None:
+            return self._endpoint.handler(call)
+        data = await self._reader.receive(request)
+        if self._keeps_body:
             call.body = data
-        check_parts(data)
-        return self._decoder.decode(data)
-
-
-def _response(answer: Answer) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    return Response(msgspec.json.encode(answer), media_type=JSON)
-
-
-async def _body(request: Request, most: int) -> bytes:
-    too_large = ApiError(
-        f"The body must have at most {most} bytes.",
-        code="body-size",
-        headers={"connection": "close"},
-        status=413,
-    )
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > most:
-        raise too_large
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > most:
-            raise too_large
-    return bytes(data)
+        body = await self._reader.decode(data, request.headers["content-type"])
+        return self._endpoint.handler(call, body)
 
 
 async def _unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T:
@@ -165,8 +151,7 @@ async def _disconnected(receive: Any) -> None:
         pass
 
 
-def out_of_time(seconds: float) -> ApiError:
-    """The error of a request that takes too long."""
+def _out_of_time(seconds: float) -> ApiError:
     return ApiError(
         f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
         type="server_error",

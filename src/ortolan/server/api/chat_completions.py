@@ -25,7 +25,6 @@ from ortolan.server.api.merge import merged
 from ortolan.server.api.replies import SingleCall, submit_chat, whole_reply
 from ortolan.server.api.usage import Usage, note, usage_of, usage_so_far
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream, event
 from ortolan.server.models import ServedModel
@@ -140,7 +139,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-async def create(call: Call, body: ChatBody) -> Answer:
+async def create(call: Call, body: ChatBody) -> ChatCompletion | EventStream[ChatChunk]:
     """Answer a conversation."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
@@ -303,16 +302,3 @@ def _call_deltas(call: ToolCall, index: int) -> list[Delta]:
     )
     arguments = MessageCall(index=index, function=Function(arguments=whole.function.arguments))
     return [Delta(tool_calls=[name]), Delta(tool_calls=[arguments])]
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        create,
-        "Answer a conversation.",
-        body=ChatBody,
-        answer=ChatCompletion,
-        event=ChatChunk,
-    )
-]

@@ -24,7 +24,6 @@ from ortolan.server.api.merge import merged
 from ortolan.server.api.text_choice import ChoiceReader, TextChoice
 from ortolan.server.api.usage import Usage, note, total, usage_of, usage_so_far
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream, event
 from ortolan.server.models import ServedModel
@@ -59,7 +58,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-async def create(call: Call, body: CompletionBody) -> Answer:
+async def create(call: Call, body: CompletionBody) -> TextCompletion | EventStream[TextCompletion]:
     """Continue one or more prompts."""
     served = await call.model(body.model)
     served.expect("decoder", "encoder-decoder", what="complete a prompt")
@@ -175,16 +174,3 @@ def _usage(done: Sequence[Completion], prompts: int) -> Usage:
     """Counts over all prompts, each counted once."""
     count = len(done) // prompts
     return total(usage_of(done[at : at + count]) for at in range(0, len(done), count))
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        create,
-        "Continue prompts.",
-        body=CompletionBody,
-        answer=TextCompletion,
-        event=TextCompletion,
-    )
-]

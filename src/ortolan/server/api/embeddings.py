@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ortolan.server.api.bodies import Body
 from ortolan.server.api.vectors import InputUsage, embedded, expect_texts
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
 
@@ -52,7 +51,7 @@ class Embeddings(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-async def create(call: Call, body: EmbeddingsBody) -> Answer:
+async def create(call: Call, body: EmbeddingsBody) -> Embeddings:
     """Embed one or more inputs."""
     served = await call.model(body.model)
     expect_texts(served, what="embed")
@@ -88,10 +87,3 @@ def _encoded(vectors_NW: NDArray[np.float32], form: str | None) -> list[Embeddin
             for index, row in enumerate(vectors_NW)
         ]
     return [Embedding(index=index, embedding=row.tolist()) for index, row in enumerate(vectors_NW)]
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST", "/v1/embeddings", create, "Embed texts.", body=EmbeddingsBody, answer=Embeddings
-    )
-]

@@ -5,7 +5,6 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -43,12 +42,12 @@ class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-async def list_models(call: Call, _: None) -> Answer:
+async def list_models(call: Call) -> ModelList:
     """List the models."""
     return ModelList(data=[_card(call, name) for name in call.models.names])
 
 
-async def get_model(call: Call, _: None) -> Answer:
+async def get_model(call: Call) -> ModelCard:
     """Describe one model."""
     return _card(call, call.path["model"])
 
@@ -68,9 +67,3 @@ def _card(call: Call, name: str) -> ModelCard:
         unverified=manifest.unverified,
         parent=None if adapter is None else call.models.bundle(name),
     )
-
-
-ENDPOINTS = [
-    Endpoint("GET", "/v1/models", list_models, "List the models.", answer=ModelList),
-    Endpoint("GET", "/v1/models/{model:path}", get_model, "Describe a model.", answer=ModelCard),
-]

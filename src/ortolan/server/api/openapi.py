@@ -4,56 +4,43 @@ Source: https://spec.openapis.org/oas/v3.1.0
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
+from ortolan.server.errors import JSON, ErrorBody
+from ortolan.server.http import Endpoint
 
 _REF = "#/components/schemas/{name}"
 
 
-class Error(msgspec.Struct, kw_only=True):
-    """An error: its message says what to do."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, kw_only=True):
-    """Body of every response with a status from 400 on."""
-
-    error: Error
-
-
-def openapi_endpoint(endpoints: list[Endpoint]) -> Endpoint:
+def openapi_endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
     """Return the endpoint that documents all endpoints."""
 
     @cache
     def document() -> dict[str, Any]:
         return _document(endpoints)
 
-    async def openapi(_: Call, __: None) -> Answer:
+    async def openapi(_: Call) -> dict[str, Any]:
+        """Return this document."""
         return document()
 
-    return Endpoint("GET", "/openapi.json", openapi, "This document.", is_open=True)
+    return Endpoint("GET", "/openapi.json", openapi, is_open=True)
 
 
-def _document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def _document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     from ortolan import __version__
 
     paths: dict[str, Any] = {}
-    structures: list[type] = [ErrorBody]
+    structures: set[type] = {ErrorBody}
     for endpoint in endpoints:
         path = re.sub(r":\w+}", "}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path)
-        structures += [s for s in (endpoint.body, endpoint.answer, endpoint.event) if s]
-    _, schemas = msgspec.json.schema_components(structures, ref_template=_REF)
+        structures.update(filter(None, (endpoint.body, endpoint.answer, endpoint.event)))
+    _, schemas = msgspec.json.schema_components(sorted(structures, key=str), ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ortolan", "version": __version__},
@@ -66,29 +53,21 @@ def _document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
-    contents: dict[str, Any] = {}
-    if endpoint.answer is not None:
-        contents["application/json"] = _content(endpoint.answer)
+    contents = _content(JSON, endpoint.answer)
     if endpoint.event is not None:
-        contents["text/event-stream"] = {"schema": {"type": "string"}}
+        contents["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
-        "summary": endpoint.summary,
+        "summary": (endpoint.handler.__doc__ or "").partition("\n")[0],
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}{path}").strip("_"),
         "responses": {
-            "200": {"description": "The answer.", **({"content": contents} if contents else {})},
-            "default": {
-                "description": "An error.",
-                "content": {"application/json": _content(ErrorBody)},
-            },
+            "200": {"description": "The answer.", **contents},
+            "default": {"description": "An error.", **_content(JSON, ErrorBody)},
         },
     }
     if endpoint.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {endpoint.media_type: _content(endpoint.body)},
-        }
-    parameters = re.findall(r"{(\w+)}", path)
-    if parameters:
+        body = _content(endpoint.media_type, endpoint.body)
+        operation["requestBody"] = {"required": True, **body}
+    if parameters := re.findall(r"{(\w+)}", path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in parameters
@@ -98,5 +77,7 @@ def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
     return operation
 
 
-def _content(structure: type) -> dict[str, Any]:
-    return {"schema": {"$ref": _REF.format(name=structure.__name__)}}
+def _content(media_type: str, structure: type | None) -> dict[str, Any]:
+    if structure is None:
+        return {}
+    return {"content": {media_type: {"schema": {"$ref": _REF.format(name=structure.__name__)}}}}

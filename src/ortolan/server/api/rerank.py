@@ -18,7 +18,6 @@ from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
 from ortolan.server.api.vectors import InputUsage, embedded, expect_texts, unit_rows
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
@@ -70,7 +69,7 @@ class Ranking(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-async def create(call: Call, body: RerankBody) -> Answer:
+async def create(call: Call, body: RerankBody) -> Ranking:
     """Sort documents by their relevance to a query."""
     served = await call.model(body.model)
     source = expect_texts(served, what="rerank")
@@ -140,16 +139,3 @@ async def _paired(
     (ticket,) = await call.submit(submit)
     call.notes["prompt_tokens"] = ticket.tokens
     return [float(each.score) for each in await ticket], ticket.tokens
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        path,
-        create,
-        "Sort documents by their relevance to a query.",
-        body=RerankBody,
-        answer=Ranking,
-    )
-    for path in ("/v1/rerank", "/rerank", "/v2/rerank")
-]

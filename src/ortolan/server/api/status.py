@@ -4,16 +4,15 @@ from starlette.responses import PlainTextResponse
 
 from ortolan.server.api.metrics import metrics_text
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
 
-async def health(_: Call, __: None) -> Answer:
+async def health(_: Call) -> dict[str, str]:
     """Tell that the process answers."""
     return {"status": "ok"}
 
 
-async def ready(call: Call, _: None) -> Answer:
+async def ready(call: Call) -> dict[str, str]:
     """Tell whether a model is loaded, and all of them answer. If not, load what can be loaded."""
     if failing := call.models.revive():
         message = f"The latest requests to {', '.join(failing)} failed. See the server's log."
@@ -23,14 +22,7 @@ async def ready(call: Call, _: None) -> Answer:
     return {"status": "ready"}
 
 
-async def metrics(call: Call, _: None) -> Answer:
+async def metrics(call: Call) -> PlainTextResponse:
     """Load and totals of the loaded models, for Prometheus."""
     text = metrics_text(call.models.loaded)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-
-ENDPOINTS = [
-    Endpoint("GET", "/health", health, "Whether the process answers.", is_open=True),
-    Endpoint("GET", "/ready", ready, "Whether a model is loaded and answers.", is_open=True),
-    Endpoint(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus."),
-]

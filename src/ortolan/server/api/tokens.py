@@ -9,7 +9,6 @@ from ortolan.runtime import TokenizerError
 from ortolan.runtime.errors import ChatTemplateError
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
 
 
@@ -53,7 +52,7 @@ class Content(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-async def tokenize(call: Call, body: TokenizeBody) -> Answer:
+async def tokenize(call: Call, body: TokenizeBody) -> Tokens:
     """Turn a text or messages into token ids."""
     served = await call.model(body.model)
     if [body.content, body.prompt, body.messages].count(None) != 2:
@@ -79,7 +78,7 @@ async def tokenize(call: Call, body: TokenizeBody) -> Answer:
     return Tokens(tokens=ids, count=len(ids), max_model_len=served.model.manifest.context_length)
 
 
-async def detokenize(call: Call, body: DetokenizeBody) -> Answer:
+async def detokenize(call: Call, body: DetokenizeBody) -> Content:
     """Turn token ids into text."""
     served = await call.model(body.model)
     decode = _tokenizer(served).decode
@@ -87,7 +86,7 @@ async def detokenize(call: Call, body: DetokenizeBody) -> Answer:
     return Content(content=text, prompt=text)
 
 
-async def tokenizer_info(call: Call, _: None) -> Answer:
+async def tokenizer_info(call: Call) -> dict[str, Any]:
     """Describe the tokenizer of the first model, or of the one in the query, `?model=NAME`."""
     served = await call.model(call.query.get("model"))
     tokenizer, tokens = _tokenizer(served), served.model.manifest.tokens
@@ -114,24 +113,3 @@ def _tokenizer(served: Any) -> Any:
     if served.model.tokenizer is None:
         raise TokenizerError(f"The model {served.name!r} has no tokenizer.")
     return served.model.tokenizer
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "Turn a text or messages into token ids.",
-        body=TokenizeBody,
-        answer=Tokens,
-    ),
-    Endpoint(
-        "POST",
-        "/detokenize",
-        detokenize,
-        "Turn token ids into text.",
-        body=DetokenizeBody,
-        answer=Content,
-    ),
-    Endpoint("GET", "/tokenizer_info", tokenizer_info, "Describe a tokenizer."),
-]

@@ -16,9 +16,7 @@ from starlette.responses import PlainTextResponse
 from ortolan.runtime import InputError, Sampling, Segment, Transcript
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
-from ortolan.server.forms import FORM
 from ortolan.server.models import ServedModel
 
 THREADS = ThreadPoolExecutor(64, "ortolan-transcription")
@@ -85,14 +83,14 @@ class TranscriptionReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     words: list[WordReply] | None = None
 
 
-async def transcribe(call: Call, body: TranscriptionBody) -> Answer:
+async def transcribe(call: Call, body: TranscriptionBody) -> TranscriptionReply | PlainTextResponse:
     """Write down what is said, in its language."""
     given = {} if body.language is None else {"language": body.language}
     words = "word" in (body.granularities or ())
     return await _answer(call, body, given, task="transcribe", words=words)
 
 
-async def translate(call: Call, body: TranslationBody) -> Answer:
+async def translate(call: Call, body: TranslationBody) -> TranscriptionReply | PlainTextResponse:
     """Write down what is said, in English."""
     return await _answer(call, body, {"translate": True}, task="translate")
 
@@ -104,7 +102,7 @@ async def _answer(
     *,
     task: str,
     words: bool = False,
-) -> Answer:
+) -> TranscriptionReply | PlainTextResponse:
     served = await call.model(body.model)
     if body.temperature:
         given = {**given, "sampling": Sampling(temperature=body.temperature)}
@@ -160,25 +158,3 @@ def _words(transcript: Transcript, served: ServedModel) -> list[WordReply]:
         for segment in transcript.segments
         for word in segment.words
     ]
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/v1/audio/transcriptions",
-        transcribe,
-        "Transcribe a sound.",
-        body=TranscriptionBody,
-        media_type=FORM,
-        answer=TranscriptionReply,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/audio/translations",
-        translate,
-        "Translate a sound into English text.",
-        body=TranslationBody,
-        media_type=FORM,
-        answer=TranscriptionReply,
-    ),
-]

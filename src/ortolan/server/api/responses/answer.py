@@ -68,7 +68,9 @@ class Answer:
         self.response.status = "failed"
         self.response.error = ResponseError(code=error.code or error.type, message=error.message)
         self._count += 1
-        yield ErrorEvent(type="error", sequence_number=self._count - 1, **error_body(error))
+        yield ErrorEvent(
+            type="error", sequence_number=self._count - 1, error=error_body(error).error
+        )
         yield self._event(ResponseEvent, "failed", response=self.response)
 
     def _piece(self, piece: Piece) -> Iterator[Event]:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
-from starlette.responses import Response as HttpResponse
 
 from ortolan.runtime import Reply, Sampling, Ticket
 from ortolan.server.api.bodies import new_id
@@ -17,8 +16,6 @@ from ortolan.server.api.responses.items import messages_of
 from ortolan.server.api.responses.resource import Response, ResponseEvent
 from ortolan.server.api.responses.stored import Stored, not_found, read_items
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer as HttpAnswer
-from ortolan.server.endpoints import Endpoint
 from ortolan.server.errors import api_error
 from ortolan.server.events import EventStream, event
 
@@ -33,7 +30,7 @@ class Deleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-async def create(call: Call, body: ResponseBody) -> HttpAnswer:
+async def create(call: Call, body: ResponseBody) -> Response | EventStream[ResponseEvent]:
     """Answer a conversation of items."""
     answer, events = await _start(call, body)
     if body.stream:
@@ -73,30 +70,30 @@ async def _events(
             call.notes["new_tokens"] = response.usage.output_tokens
             if stored is not None:
                 kept = [*stored, *msgspec.to_builtins(response.output)]
-                entry = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
+                entry = Stored(items=kept, response=response)
                 call.store.put(response.id, msgspec.json.encode(entry))
         yield each
 
 
-async def get_response(call: Call, _: None) -> HttpAnswer:
+async def get_response(call: Call) -> Response:
     """Return a stored response."""
-    data = call.store.get(call.path["response"])
-    if data is None:
-        raise not_found(call.path["response"], status=404)
-    raw = msgspec.json.decode(data, type=Stored).response
-    return HttpResponse(bytes(raw), media_type="application/json")
+    return _stored(call).response
 
 
-async def list_input_items(call: Call, _: None) -> HttpAnswer:
+async def list_input_items(call: Call) -> dict[str, Any]:
     """Return the items of a stored response that were its input, the last one first."""
-    data = call.store.get(call.path["response"])
-    if data is None:
-        raise not_found(call.path["response"], status=404)
-    stored = msgspec.json.decode(data, type=Stored)
-    count = len(stored.items) - len(msgspec.json.decode(stored.response)["output"])
+    stored = _stored(call)
+    count = len(stored.items) - len(stored.response.output)
     items = [_with_id(item, number) for number, item in enumerate(stored.items[:count])][::-1]
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
     return {"object": "list", "data": items, "has_more": False, **ends}
+
+
+def _stored(call: Call) -> Stored:
+    data = call.store.get(call.path["response"])
+    if data is None:
+        raise not_found(call.path["response"], status=404)
+    return msgspec.json.decode(data, type=Stored)
 
 
 def _with_id(item: dict[str, Any], number: int) -> dict[str, Any]:
@@ -109,7 +106,7 @@ def _with_id(item: dict[str, Any], number: int) -> dict[str, Any]:
     return {"id": f"{kind}_{number}", "status": "completed", **item, "type": kind}
 
 
-async def delete_response(call: Call, _: None) -> HttpAnswer:
+async def delete_response(call: Call) -> Deleted:
     """Delete a stored response."""
     if not call.store.drop(call.path["response"]):
         raise not_found(call.path["response"], status=404)
@@ -161,36 +158,3 @@ def _response(body: ResponseBody, model: str, tools: list[Tool], sampling: Sampl
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
     )
-
-
-ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/v1/responses",
-        create,
-        "Answer a conversation of items.",
-        body=ResponseBody,
-        answer=Response,
-        event=ResponseEvent,
-    ),
-    Endpoint(
-        "GET",
-        "/v1/responses/{response}",
-        get_response,
-        "Return a stored response.",
-        answer=Response,
-    ),
-    Endpoint(
-        "GET",
-        "/v1/responses/{response}/input_items",
-        list_input_items,
-        "Return the input of a stored response.",
-    ),
-    Endpoint(
-        "DELETE",
-        "/v1/responses/{response}",
-        delete_response,
-        "Delete a stored response.",
-        answer=Deleted,
-    ),
-]

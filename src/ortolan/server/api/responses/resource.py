@@ -6,6 +6,7 @@ import msgspec
 
 from ortolan.runtime import Completion
 from ortolan.server.api.logprobs import TokenLogprob
+from ortolan.server.errors import Error
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -191,4 +192,4 @@ class ArgumentsEvent(_ItemPartEvent, kw_only=True):
 class ErrorEvent(_Event, kw_only=True):
     """The response failed."""
 
-    error: dict[str, Any]
+    error: Error

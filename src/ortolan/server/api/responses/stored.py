@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from ortolan.server.api.responses.resource import Response
 from ortolan.server.errors import ApiError
 from ortolan.server.store import Store
 
@@ -13,11 +14,10 @@ class Stored(msgspec.Struct, kw_only=True):
 
     Attributes:
         items: input and output, which the next response continues.
-        response: as it was sent.
     """
 
     items: list[Any]
-    response: msgspec.Raw
+    response: Response
 
 
 def read_items(
