@@ -28,7 +28,8 @@ from ortolan.runtime.bundle.parts import (
     Features,
     HiddenStates,
 )
-from ortolan.runtime.bundle.sources import ChunkedSource, Source
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
+from ortolan.runtime.bundle.sources import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Trace = Callable[[str, Graph, torch.dtype], ir.Model]

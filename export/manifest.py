@@ -24,7 +24,7 @@ from ortolan.runtime.bundle.manifest import (
     StateType,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import ChunkedSource
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
+from ortolan.runtime.bundle.interface import TARGET_IDS
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.sources import AudioSource
+from ortolan.runtime.bundle.sound_sources import AudioSource
+from ortolan.runtime.bundle.source import IDS, TYPES
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.media_source import source_of

@@ -19,7 +19,8 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
-from ortolan.runtime.bundle.sources import ImageSource, TextSource
+from ortolan.runtime.bundle.image_sources import ImageSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256

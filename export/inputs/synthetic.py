@@ -33,13 +33,8 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""

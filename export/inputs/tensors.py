@@ -10,14 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.exportable import Exportable
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"

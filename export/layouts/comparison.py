@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from ortolan.export.errors import LayoutError
 from ortolan.export.passes.take_mask import MASK
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import IDS, LOGITS, STEP_INPUTS, WINDOW_STARTS
+from ortolan.runtime.bundle.interface import LOGITS, STEP_INPUTS, WINDOW_STARTS
 from ortolan.runtime.bundle.kinds import DECODER
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.source import IDS
 from ortolan.runtime.engine.ort_session import open_part
 from ortolan.runtime.engine.threads import chosen_threads
 

@@ -27,8 +27,9 @@ from ortolan.export.passes.take_mask import MASK, TakeMask
 from ortolan.export.passes.window_states import WholeStates
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
+from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.kinds import DECODER, ON_DEMAND
+from ortolan.runtime.bundle.source import IDS
 from ortolan.runtime.generation.recommended import recommendation
 from ortolan.staging import BusyError, Place, staged
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from ortolan.export.passes.nodes import insert_node
 from ortolan.export.values import insert_constant
-from ortolan.runtime.bundle.interface import IDS, LOGITS, STEP_INPUTS
+from ortolan.runtime.bundle.interface import LOGITS, STEP_INPUTS
+from ortolan.runtime.bundle.source import IDS
 
 MASK = "attention_mask"
 """Input that replaces the lengths, int64 `(batch, total)`: 1 for tokens, 0 for padding."""

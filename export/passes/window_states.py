@@ -14,8 +14,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from ortolan.runtime.bundle.interface import IDS, STEP_INPUTS, WINDOW_STARTS
+from ortolan.runtime.bundle.interface import STEP_INPUTS, WINDOW_STARTS
 from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.bundle.source import IDS
 
 _LAST, _TOTAL, _POSITIONS, _BIAS = 5, 6, 9, 10
 """Places of the node's inputs."""

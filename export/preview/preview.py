@@ -21,7 +21,7 @@ from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.ctc_symbols import VOCABULARY
 from ortolan.export.source.names import located
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.runtime.bundle.sources import WaveSource
+from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
 
 LOSSES = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
+from ortolan.runtime.bundle.image_sources import Fit, ImageSource, PatchSource
 from ortolan.runtime.inputs.patches import fitted_size
 
 Array = NDArray[np.float64]

@@ -47,14 +47,9 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.options import Proof
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.verification.probes import (

@@ -14,7 +14,8 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.export.values import static_shape
 from ortolan.modeling.weights import Coded, Weights
-from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
+from ortolan.runtime.bundle.interface import TARGET_IDS
+from ortolan.runtime.bundle.source import IDS
 
 _SCALE_BYTES = 4
 

@@ -14,7 +14,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
 from ortolan.modeling.config import AudioInput, ChunkedAudioInput, WaveInput
 from ortolan.modeling.config.inputs import CHUNK_STRIDE
-from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.limits import MAX_AUDIO_SECONDS
 
 INERT = frozenset(

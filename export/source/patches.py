@@ -21,7 +21,7 @@ from ortolan.export.source.preprocessing import (
     processor_values,
 )
 from ortolan.modeling.config import EncoderConfig, GridInput, GridPositions
-from ortolan.runtime.bundle.sources import PatchSource
+from ortolan.runtime.bundle.image_sources import PatchSource
 
 MOST_PATCHES = 1 << 12
 """Patches of an image whose processor allows more: attention to all of them takes memory by their

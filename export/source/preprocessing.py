@@ -13,7 +13,7 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.sources import Filter, Fit, ImageSource
+from ortolan.runtime.bundle.image_sources import Filter, Fit, ImageSource
 
 PREPROCESSOR = "preprocessor_config.json"
 

@@ -29,7 +29,8 @@ from ortolan.modeling.models.attention_maps import attention_maps
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.state import CachedState
-from ortolan.runtime.bundle.interface import IDS, PRESENT, TARGET_IDS
+from ortolan.runtime.bundle.interface import PRESENT, TARGET_IDS
+from ortolan.runtime.bundle.source import IDS
 
 
 def map_names(sides: Sides) -> tuple[str, ...]:

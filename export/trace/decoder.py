@@ -27,12 +27,12 @@ from ortolan.runtime.bundle.interface import (
     HIDDEN,
     LOGITS,
     PAST,
-    POSITIONS,
     PRESENT,
     PREVIOUS,
     STEP_INPUTS,
 )
 from ortolan.runtime.bundle.manifest import State, StateType
+from ortolan.runtime.bundle.source import POSITIONS
 
 
 class _DecoderGraph(Entry):

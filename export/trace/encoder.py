@@ -21,12 +21,12 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.config.positions import AXES
 from ortolan.modeling.layers.grid import Grid
-from ortolan.runtime.bundle.interface import (
+from ortolan.runtime.bundle.interface import OUTPUT
+from ortolan.runtime.bundle.source import (
     COLUMN_WEIGHTS,
     IDS,
     LENGTHS,
     MEL,
-    OUTPUT,
     PATCHES,
     PIXELS,
     POSITIONS,

@@ -13,8 +13,7 @@ from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.parts import MTP, TEXT, Oversized, Tiles
-from ortolan.runtime.bundle.sources import ImageSource, PatchSource, TextSource
+from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
@@ -96,27 +95,13 @@ def open_media(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     encoder = open_bundle(folder, full_check=full_check)
     encoder = _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
     tiles = None if features is None else features.tiles
-    if tiles is not None:
-        _check_tiles(encoder, tiles)
-    return encoder
-
-
-def _check_tiles(encoder: Bundle, tiles: Tiles) -> None:
-    """Raise BundleFileError unless an encoder reads tiles of this kind."""
     source = encoder.manifest.source
-    match tiles.grid, source:
-        case Oversized(tile=side), PatchSource() as patches:
-            is_whole = side % patches.square == 0
-            fits = not tiles.split or (is_whole and patches.length(side, side) <= patches.vectors)
-        case grid, ImageSource():
-            fits = not isinstance(grid, Oversized)
-        case _:
-            fits = False
-    if not fits:
+    if tiles is not None and not (source and source.reads_tiles(tiles)):
         raise BundleFileError(
             f"{encoder.path}: expected an encoder that reads tiles, got one of "
             f"{'other inputs' if source is None else source.words}. Export the checkpoint again."
         )
+    return encoder
 
 
 def open_head(bundle: Bundle, *, full_check: bool = False) -> Bundle:
@@ -131,7 +116,8 @@ def open_texts(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     comparison, output = bundle.manifest.texts, bundle.manifest.output
     texts = open_bundle(bundle.path / TEXT, full_check=full_check)
     texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
-    if texts.manifest.output != output or not isinstance(texts.manifest.source, TextSource):
+    source = texts.manifest.source
+    if texts.manifest.output != output or source is None or source.medium != "texts":
         raise BundleFileError(
             f"{texts.path}: expected an encoder of texts whose embeddings are as wide as those of "
             "the images. Export the checkpoint again."

@@ -6,34 +6,19 @@ A named size fits every number, since actual sizes are only known at run time.
 from collections.abc import Iterable
 
 from ortolan.runtime.bundle.interface import (
-    COLUMN_WEIGHTS,
     FEATURE_ROWS,
     FEATURES,
     HIDDEN,
-    IDS,
-    LENGTHS,
     LOGITS,
-    MEL,
     OUTPUT,
-    PATCHES,
-    PIXELS,
-    POSITIONS,
     PREVIOUS,
-    ROW_WEIGHTS,
-    TYPES,
-    WAVE,
-    inputs_of,
 )
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    PositionTable,
-    WaveSource,
+from ortolan.runtime.bundle.source import (
+    POSITIONS,
+    TYPES,
 )
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import (
@@ -111,40 +96,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
         }
         previous = _hidden(PREVIOUS, manifest) if manifest.is_head else {}
         return states | _features(manifest.features) | previous
-    match manifest.source:
-        case None:
-            return {}
-        case ImageSource(channels=channels, height=height, width=width):
-            return {PIXELS: ("float32", ("batch", channels, height, width))}
-        case PatchSource() as source:
-            return _patches(source)
-        case AudioSource(bins=bins, frames=frames):
-            return {MEL: ("float32", ("batch", bins, frames))}
-        case WaveSource():
-            return {WAVE: ("float32", ("batch", "samples"))}
-        case ChunkedSource(bins=bins, chunk=chunk):
-            return {MEL: ("float32", ("chunks", bins, chunk)), LENGTHS: ("int32", (1,))}
-        case _:
-            texts: dict[str, tuple[str, Shape]] = {
-                IDS: ("int64", ("batch", "tokens")),
-                LENGTHS: ("int32", ("batch",)),
-            }
-            if TYPES in inputs_of(role, manifest):
-                texts[TYPES] = ("int64", ("batch", "tokens"))
-            return texts
-
-
-def _patches(source: PatchSource) -> dict[str, tuple[str, Shape]]:
-    square = source.merge**2
-    inputs: dict[str, tuple[str, Shape]] = {
-        PATCHES: ("float32", ("squares", square, source.numbers))
-    }
-    if isinstance(source.table, PositionTable):
-        weights: tuple[str, Shape] = ("float32", ("squares", square, source.table.side))
-        inputs |= {ROW_WEIGHTS: weights, COLUMN_WEIGHTS: weights}
-    if source.axes:
-        inputs[POSITIONS] = ("int64", ("squares", square, 3))
-    return inputs
+    values = {} if manifest.source is None else manifest.source.inputs()
+    return {name: value for name, value in values.items() if role == ENCODER or name != TYPES}
 
 
 def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:

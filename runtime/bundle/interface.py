@@ -23,29 +23,8 @@ from collections.abc import Collection
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.source import IDS, POSITIONS, TYPES
 from ortolan.runtime.errors import GraphError, ManifestError
-
-IDS, LENGTHS, PIXELS, MEL, WAVE = "input_ids", "lengths", "pixels", "mel", "wave"
-"""Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms or waves of
-sounds."""
-
-PATCHES = "patches"
-"""Input of an encoder of images of any proportions, float32 `(squares, patches, numbers)`."""
-
-ROW_WEIGHTS, COLUMN_WEIGHTS = "row_weights", "column_weights"
-"""Inputs with patches, float32 `(squares, patches, side)`: weights of the rows and columns of a
-table, whose products are the weights of its positions."""
-
-TYPES = "token_type_ids"
-"""Input of an encoder that tells the texts of a pair apart, int64 like the ids."""
 
 OUTPUT = "output"
 """Output of an encoder without a decoder."""
@@ -63,10 +42,6 @@ ADAPTERS = "adapters"
 FEATURES, FEATURE_ROWS = "features", "feature_rows"
 """Inputs of a decoder that reads images: vectors float32 `(features, width)`, and for each token
 int64 `(batch, sequence)` the row that replaces its embedding; 0 keeps it, so row 0 is not used."""
-
-POSITIONS = "position_ids"
-"""Input of a decoder that reads images as grids: time, row and column of each token, int64
-`(batch, sequence, 3)`. With patches, `(squares, patches, 3)`, where the time is 0."""
 
 PREVIOUS = "previous_states"
 """Input of a head that predicts further tokens, float32 `(batch, sequence, size)`: the state before
@@ -95,12 +70,13 @@ def state_names(prefix: str, layers: int) -> list[str]:
 
 def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     """Return the input names of the graph with this role."""
-    kind = manifest.model_kind
-    source = _source_inputs(manifest) if kind.has_encoder else ()
+    source = () if manifest.source is None else (*manifest.source.inputs(),)
     if role == ENCODER:
-        return (*source, TYPES) if _reads_types(manifest) else source
+        return source
     if role == MAPS_ROLE:
-        target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
+        # a text alone has tokens of one type
+        source = tuple(name for name in source if name != TYPES)
+        target = (TARGET_IDS if source else IDS,) if manifest.model_kind.has_decoder else ()
         return (*source, *target, *(state.input for state in manifest.carried_by_maps))
     windows = (WINDOW_STARTS,) if manifest.has_windows else ()
     lengths = (SOURCE_LENGTHS,) if source else ()
@@ -126,27 +102,6 @@ def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     ]
     hidden = () if manifest.hidden_states is None else (HIDDEN,)
     return tuple(states) if role == ENCODER else (LOGITS, *hidden, *states)
-
-
-def _reads_types(manifest: Manifest) -> bool:
-    return isinstance(manifest.source, TextSource) and manifest.source.types > 1
-
-
-def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
-    match manifest.source:
-        case ImageSource():
-            return (PIXELS,)
-        case PatchSource() as patches:
-            weights = (ROW_WEIGHTS, COLUMN_WEIGHTS) if patches.table else ()
-            return (PATCHES, *weights, *((POSITIONS,) if patches.axes else ()))
-        case AudioSource():
-            return (MEL,)
-        case WaveSource():
-            return (WAVE,)
-        case ChunkedSource():
-            return (MEL, LENGTHS)
-        case _:
-            return (IDS, LENGTHS)
 
 
 def check_names(

@@ -30,13 +30,7 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import (
-    ImageSource,
-    PatchSource,
-    Source,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.errors import BundleKindError
 
 NAME = "manifest.json"
@@ -431,19 +425,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         return self.model_kind.gives.format(context=self.context_length)
 
 
-_INPUTS: Mapping[type, str] = {
-    ImageSource: "images",
-    PatchSource: "images",
-    WaveSource: "sounds",
-}
-"""Names of inputs other than texts."""
-
-
 def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
     """Make the error for a request that this kind of bundle cannot serve."""
     got, use = manifest.model_kind.description, manifest.model_kind.use
     if manifest.output is not None:
-        inputs = _INPUTS.get(type(manifest.source), "texts")
+        inputs = "texts" if manifest.source is None else manifest.source.medium
         output = manifest.output_kind
         got, use = f"an encoder of {inputs} that returns {output.summary}", output.use
     return BundleKindError(f"{what}: expected {expected}, got {got}. Use {use}.")

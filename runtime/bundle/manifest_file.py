@@ -14,16 +14,8 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import NAME, SCHEMA, File, Manifest, Speech, State
 from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    Source,
-    TextSource,
-    WaveSource,
-    WholeSquares,
-)
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
+from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.errors import ManifestError
 
 __all__ = ["NAME", "decode", "encode", "fingerprint"]
@@ -92,7 +84,8 @@ def _check(manifest: Manifest) -> None:
         _check_unique("names of low-bit weights", names)
     _check_kind(manifest)
     _check_tokens(manifest)
-    _check_source(manifest)
+    for expected, got in () if manifest.source is None else manifest.source.problems(manifest):
+        raise _refused(expected, got)
     _check_output(manifest)
     _check_maps(manifest)
 
@@ -275,10 +268,6 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused("whole images as grids", "tiles or sounds")
     if manifest.speech is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
-    if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
-        raise _refused("a decoder after an encoder of spectrograms", f"kind {kind.name!r}")
-    if isinstance(manifest.source, ChunkedSource) and kind.has_decoder:
-        raise _refused("an encoder of chunks without a decoder", f"kind {kind.name!r}")
     if manifest.images and manifest.sounds:
         raise _refused("`images` or `sounds`", "both")
     if manifest.dictation and not manifest.sounds:
@@ -288,7 +277,8 @@ def _check_kind(manifest: Manifest) -> None:
     ):
         raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
     if manifest.texts is not None and not (
-        isinstance(manifest.source, ImageSource | PatchSource)
+        manifest.source is not None
+        and manifest.source.medium == "images"
         and manifest.output_kind.name == "embedding"
     ):
         raise _refused("`texts` in an encoder that embeds images", "one of another kind")
@@ -304,8 +294,6 @@ def _check_tokens(manifest: Manifest) -> None:
         named.append((f"{manifest.media}.token", [features.token]))
     if manifest.speech is not None:
         named += _named_speech(manifest.speech, manifest.source)
-    if isinstance(manifest.source, TextSource):
-        named.append(("source.padding", [manifest.source.padding]))
     named.append(("suppressed_first", tokens.suppressed_first))
     named.append(("opening", tokens.opening))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
@@ -326,91 +314,6 @@ def _named_speech(speech: Speech, source: Source | None) -> list[tuple[str, Sequ
         ("speech.no_timestamps", [speech.no_timestamps]),
         ("speech.first_timestamp", [speech.first_timestamp + last]),
     ]
-
-
-def _check_source(manifest: Manifest) -> None:
-    stands_alone = not manifest.model_kind.has_decoder
-    match manifest.source:
-        case ImageSource() as source:
-            for name, values in (("mean", source.mean), ("std", source.std)):
-                if len(values) != source.channels:
-                    raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
-            _check_fit(source)
-            if source.background and source.channels not in (1, 3):
-                raise _refused("no background for images with alpha", source.background)
-            if stands_alone and manifest.tokenizer is not None:
-                raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
-        case PatchSource() as patches:
-            _check_patches(patches, manifest)
-        case WaveSource() as wave:
-            most = manifest.context_length if stands_alone else wave.vectors
-            if wave.vectors != most or wave.length(wave.samples) < 1:
-                raise _refused(
-                    f"waves of up to {most} vectors, and of one at least",
-                    f"{wave.vectors} of {wave.hop} samples, and a window of {wave.window}",
-                )
-            if wave.seconds > limits.MAX_AUDIO_SECONDS:
-                raise _refused(
-                    f"waves of at most {limits.MAX_AUDIO_SECONDS} seconds", f"{wave.seconds:g}"
-                )
-            if stands_alone and manifest.tokenizer is not None:
-                raise _refused("no tokenizer for an encoder of waves", manifest.tokenizer)
-        case ChunkedSource() as chunked:
-            if chunked.frames % chunked.chunk or chunked.vectors != manifest.context_length:
-                raise _refused(
-                    f"whole chunks with {manifest.context_length} vectors",
-                    f"{chunked.frames} frames in chunks of {chunked.chunk}, and "
-                    f"{chunked.vectors} vectors",
-                )
-            if manifest.tokenizer is not None:
-                raise _refused("no tokenizer for an encoder of sounds", manifest.tokenizer)
-        case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
-            raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
-        case TextSource(types=types) if types > 1 and not stands_alone:
-            raise _refused("no token types before a decoder", f"{types}")
-        case TextSource(padding=int(token)) if not stands_alone:
-            raise _refused("no padding of texts before a decoder", f"{token}")
-        case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
-            raise _refused("one of the prompts as default prompt", name)
-
-
-def _check_patches(source: PatchSource, manifest: Manifest) -> None:
-    """Check that the fields of a source of patches belong together."""
-    for name, values in (("mean", source.mean), ("std", source.std)):
-        if len(values) != source.channels:
-            raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
-    if source.background and source.channels not in (1, 3):
-        raise _refused("no background for images with alpha", source.background)
-    if manifest.model_kind.has_decoder or manifest.tokenizer is not None:
-        raise _refused("an encoder of patches without decoder and tokenizer", "one of another kind")
-    if source.patches % source.merge**2 or source.vectors != manifest.context_length:
-        raise _refused(
-            f"{manifest.context_length} squares of {source.merge} by {source.merge} patches",
-            f"{source.patches} patches",
-        )
-    if source.frames > 1 and source.layout == "channels_last":
-        raise _refused("the layout 'channels_first' for several frames", source.layout)
-    pixels = source.patches * source.patch**2
-    if pixels > limits.MAX_IMAGE_PIXELS:
-        raise _refused(f"images of at most {limits.MAX_IMAGE_PIXELS} pixels", f"{pixels}")
-    match source.size:
-        case WholeSquares(least=least, most=most) if not least <= most <= pixels:
-            raise _refused(f"sizes from `least` to `most` of at most {pixels}", f"{least}, {most}")
-
-
-def _check_fit(source: ImageSource) -> None:
-    """Check that the steps lead to the size of the encoder where they name a size."""
-    steps, size = source.steps, (source.height, source.width)
-    exact = steps.resize if isinstance(steps.resize, tuple) and not steps.inside else None
-    last = steps.crop or exact
-    if last is not None and (not _is_inside(last, size) if steps.pad else last != size):
-        raise _refused(f"steps of `fit` that give images of {size}", f"{last}")
-    if steps.inside and not isinstance(steps.resize, tuple):
-        raise _refused("a height and a width to fit images inside", f"{steps.resize}")
-
-
-def _is_inside(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:
-    return all(side <= most for side, most in zip(size, limit, strict=True))
 
 
 def _check_output(manifest: Manifest) -> None:

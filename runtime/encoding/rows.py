@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.bundle.interface import LENGTHS, MEL, OUTPUT
+from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import Output
+from ortolan.runtime.bundle.source import LENGTHS, MEL
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
+from ortolan.runtime.bundle.interface import check_layout
 from ortolan.runtime.bundle.kinds import (
     BOTH_WAYS,
     DECODE,
@@ -25,6 +25,7 @@ from ortolan.runtime.bundle.kinds import (
     PREFILL,
 )
 from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine.attention_kernels import GRID, query_heads, score_edges
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier

@@ -37,12 +37,12 @@ from ortolan.runtime.bundle.interface import (
     FEATURES,
     HIDDEN,
     LOGITS,
-    POSITIONS,
     PREVIOUS,
     SOURCE_LENGTHS,
     STEP_INPUTS,
     WINDOW_STARTS,
 )
+from ortolan.runtime.bundle.source import POSITIONS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.pictures import FIRST, Placed, run_around, runs

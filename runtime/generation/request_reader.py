@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
@@ -96,13 +94,14 @@ class RequestReader:
         if first is not None:
             constraints = replace(template.constraints, opening=((self._token(first),),))
             template = replace(template, constraints=constraints)
+        own = self._manifest.source
         return [
             self._request(
                 template,
                 [start],
                 index,
                 source=source,
-                prompt_tokens=_length(source, self._manifest),
+                prompt_tokens=len(source) if own is None else own.count(source),
             )
             for index, source in enumerate(sources)
         ]
@@ -243,12 +242,3 @@ def _check_apart(ids: Sequence[int], vectors: int) -> None:
             "Two images are next to each other, but this model reads them apart. Put the texts "
             "that it was trained with between them, as a list of texts and images does."
         )
-
-
-def _length(source: Source, manifest: Manifest) -> int:
-    """Tokens of a source, or vectors of a sound; 1 for an image."""
-    if isinstance(manifest.source, AudioSource):
-        return manifest.source.vectors
-    if isinstance(manifest.source, WaveSource):
-        return manifest.source.length(len(source))
-    return len(source) if isinstance(source, list) else 1

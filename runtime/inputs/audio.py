@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
-from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
 from ortolan.runtime.inputs.sound_file import BLOCK, Blocks, check_size, mono, open_blocks
 from ortolan.runtime.machine.exit_guard import native_call

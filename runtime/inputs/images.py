@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
+from ortolan.runtime.bundle.image_sources import Fit, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.medium import contents
 

@@ -12,7 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import (
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, PositionTable
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.parts import Oversized, Tiles
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.source import (
     COLUMN_WEIGHTS,
     LENGTHS,
     MEL,
@@ -22,17 +26,7 @@ from ortolan.runtime.bundle.interface import (
     ROW_WEIGHTS,
     WAVE,
 )
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.parts import Oversized, Tiles
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    MediaSource,
-    PatchSource,
-    PositionTable,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sources import MediaSource
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.inputs.audio import Sound, chunked, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.images import Image, read_pixels

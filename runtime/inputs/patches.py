@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import PatchSource, WholeSquares
+from ortolan.runtime.bundle.image_sources import PatchSource, WholeSquares
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 

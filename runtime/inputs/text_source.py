@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, TYPES
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES
 from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids

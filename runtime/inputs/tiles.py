@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles
-from ortolan.runtime.bundle.sources import ImageSource, PatchSource
 from ortolan.runtime.inputs.images import Values, normalized, read_values, resized
 from ortolan.runtime.inputs.patches import fitted_size
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 

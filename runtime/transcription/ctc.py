@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import refuse_unknown
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
-from ortolan.runtime.bundle.sources import WaveSource
+from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.errors import ContextLengthError, TokenizerError
 from ortolan.runtime.generation.options import Cancel, cancel_function
 from ortolan.runtime.inputs.audio import Sound, read_samples, wave_of

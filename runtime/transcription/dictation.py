@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import refuse_unknown
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.bundle.parts import Dictation
-from ortolan.runtime.bundle.sources import ChunkedSource
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, cancel_function

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import AudioSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError
 from ortolan.runtime.inputs.audio import log_mel, wave_of
 

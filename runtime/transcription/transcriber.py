@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag, checked_number, refuse_unknown
 from ortolan.runtime.bundle.manifest import Manifest, Speech, wrong_kind
-from ortolan.runtime.bundle.sources import AudioSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, Options

@@ -14,15 +14,13 @@ from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.field_types import Label, Sha256
-from ortolan.runtime.bundle.interface import TYPES, inputs_of
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.interface import inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import (
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sound_sources import WaveSource
+from ortolan.runtime.bundle.source import TYPES
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import (
     Certificate,

@@ -27,16 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.kinds import PREFILL
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture, run_around
 from ortolan.runtime.engine.runner import Runner

@@ -7,13 +7,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    PatchSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 
 SAMPLES = 256
 """Pixel values of the picture that a certificate keeps."""

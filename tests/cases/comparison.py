@@ -25,23 +25,12 @@ from transformers import GenerationMixin
 
 import ortolan
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.interface import (
-    IDS,
-    LENGTHS,
-    MEL,
-    OUTPUT,
-    PATCHES,
-    PIXELS,
-    WAVE,
-)
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import (
-    AudioSource,
-    ImageSource,
-    PatchSource,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
+from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PATCHES, PIXELS, WAVE
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of

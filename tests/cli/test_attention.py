@@ -18,7 +18,7 @@ import ortolan as package
 from ortolan.cli import attention_picture
 from ortolan.cli.attention_picture import Panel, choose, draw, gazes
 from ortolan.runtime.attention_maps import AttentionMaps, attention_maps
-from ortolan.runtime.bundle.sources import ImageSource
+from ortolan.runtime.bundle.image_sources import ImageSource
 
 MODELS = Path(__file__).parents[2] / "models"
 

@@ -26,8 +26,8 @@ from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
 from ortolan.modeling.config import EncoderConfig
 from ortolan.runtime import InputError, TokenizerError, load
+from ortolan.runtime.bundle.image_sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.bundle.parts import ClosestShape, Oversized, Tiles
-from ortolan.runtime.bundle.sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.inputs.patches import fitted_size, read_whole
 from ortolan.runtime.inputs.tiles import closest, cut_oversized
 

@@ -16,7 +16,8 @@ from tests.hostile.arguments import Draw, arguments, image, maybe, prompt, sever
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource, WaveSource
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 
 
 def probe(model: Any) -> object:

@@ -62,7 +62,7 @@ def command(
     with extra("plot", command="attention"):
         from ortolan.cli.attention_picture import choose, draw, draw_over, gazes
     from ortolan.runtime.attention_maps import attention_maps
-    from ortolan.runtime.bundle.sources import ImageSource
+    from ortolan.runtime.bundle.image_sources import ImageSource
 
     with loading("attention") as steps:
         opened = opened_bundle(bundle, steps)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime import InputError
 from ortolan.runtime.attention_maps import AttentionMaps
-from ortolan.runtime.bundle.sources import ImageSource
+from ortolan.runtime.bundle.image_sources import ImageSource
 from ortolan.runtime.inputs.images import Image, read_pixels
 
 INCHES_PER_TOKEN = 0.17  # a line at 7 points, with spacing

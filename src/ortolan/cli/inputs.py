@@ -34,7 +34,7 @@ def read_inputs(
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
     """
     from ortolan.runtime import InputError
-    from ortolan.runtime.bundle.sources import ImageSource, PatchSource
+    from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 
     if isinstance(manifest.source, ImageSource | PatchSource):
         return [*arguments, *map(str, images)]

@@ -19,7 +19,7 @@ from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.progress import silent
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.sources import ImageSource
+from ortolan.runtime.bundle.image_sources import ImageSource
 
 LITTLE = Int4(group_size=32, calibration_sequences=1)
 

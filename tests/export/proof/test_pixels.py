@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ortolan.export.proof.pixels import reference_pixels
-from ortolan.runtime.bundle.sources import Fit, ImageSource
+from ortolan.runtime.bundle.image_sources import Fit, ImageSource
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.verification.probes import probe_picture, sampled, tolerances
 

@@ -38,8 +38,9 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     SinusoidalPositions,
 )
+from ortolan.runtime.bundle.image_sources import ImageSource
 from ortolan.runtime.bundle.manifest import Output, Tokens
-from ortolan.runtime.bundle.sources import ImageSource, TextSource
+from ortolan.runtime.bundle.sources import TextSource
 
 Export = Callable[[str], Exported]
 

@@ -32,9 +32,9 @@ from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.modeling.families import family_of
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.runtime.bundle.interface import PATCHES
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, WholeSquares
 from ortolan.runtime.bundle.parts import Tiles
-from ortolan.runtime.bundle.sources import ImageSource, PatchSource, WholeSquares
+from ortolan.runtime.bundle.source import PATCHES
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.media_source import patch_feeds
 from ortolan.runtime.inputs.patches import read_whole

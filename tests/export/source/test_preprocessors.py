@@ -23,7 +23,7 @@ from ortolan.export.source.patches import patch_source
 from ortolan.export.source.preprocessing import PREPROCESSOR, image_source
 from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import AudioInput, PatchInput, WaveInput, WaveLayer
-from ortolan.runtime.bundle.sources import AudioSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.inputs.audio import mel_filters, read_chunks, read_wave
 
 SECONDS = 2

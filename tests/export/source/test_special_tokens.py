@@ -17,7 +17,7 @@ from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
 from ortolan.export.source.token_types import has_types
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.bundle.sources import AudioSource
+from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"

@@ -26,10 +26,12 @@ from tests.runtime.tiny_decoder import TinyDecoder
 
 import bundle_schemas
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Manifest, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import decode, encode
 from ortolan.runtime.bundle.parts import Comparison
-from ortolan.runtime.bundle.sources import ImageSource, PatchSource, TextSource, WaveSource
+from ortolan.runtime.bundle.sound_sources import WaveSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.errors import ManifestError
 
 

@@ -21,8 +21,8 @@ from tests.runtime.conftest import Models
 
 from ortolan.runtime import Decoder, load, open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import IDS, LENGTHS
 from ortolan.runtime.bundle.manifest import Graph, State
+from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine import ort_session
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.sample_outputs import sample_outputs

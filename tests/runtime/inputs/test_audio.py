@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.sources import AudioSource
+from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.errors import MissingExtraError
 from ortolan.runtime.inputs.audio import (
     log_mel,

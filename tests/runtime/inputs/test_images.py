@@ -20,7 +20,7 @@ from tests.runtime.tiny_encoder import IMAGE
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.sources import Fit, ImageSource
+from ortolan.runtime.bundle.image_sources import Fit, ImageSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs import images
 from ortolan.runtime.inputs.images import read_pixels

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Speech
 from ortolan.runtime.bundle.parts import Dictation
-from ortolan.runtime.bundle.sources import ChunkedSource
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.transcription.dictation import LONGEST_S, dictate
 from ortolan.runtime.transcription.timestamps import TimeRule, spans
