@@ -14,7 +14,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import InputError, ManifestError
 from ortolan.runtime.generation.active_sequence import ActiveSequence
-from ortolan.runtime.generation.beam_sequence import BeamSequence
+from ortolan.runtime.generation.beam_search import BeamSequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import BeamOptions, Options, checked_beams

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError
 from ortolan.runtime.generation.completion import TokenLogprobs
-from ortolan.runtime.generation.truncation import keep_top_k
+from ortolan.runtime.generation.sampling import keep_top_k
 
 
 def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:

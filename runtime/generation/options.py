@@ -1,7 +1,6 @@
 """Options of a request: what callers pass to `generate`, `stream` and `submit`.
 
-Methods declare them as `**options: Unpack[Options]`. `checked_options` validates them against a
-bundle; a `RequestReader` adds what depends on the prompt.
+Methods declare them as `**options: Unpack[Options]`; a `RequestReader` checks them.
 """
 
 from collections.abc import Callable, Sequence, Sized
@@ -9,22 +8,13 @@ from dataclasses import replace
 from threading import Event
 from typing import Any, Literal, TypedDict
 
-from ortolan.runtime.arguments import (
-    checked_count,
-    checked_flag,
-    checked_number,
-    refuse_unknown,
-)
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.arguments import checked_count, checked_number, refuse_unknown
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import Beams, EarlyStopping
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.generation.stop import checked_stop
-from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
-from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
+from ortolan.runtime.inputs.ids import TokenIds
+from ortolan.runtime.limits import MAX_LOGPROBS
 
 MAX_BEAMS = 64
 """Maximum number of beams per source."""
@@ -96,55 +86,6 @@ class BeamOptions(Options, total=False):
     early_stopping: EarlyStopping
 
 
-def checked_options(
-    options: Options,
-    manifest: Manifest,
-    tokenizer: Tokenizer | None,
-    *,
-    recommended: Callable[[], Sampling],
-    adapters: Sequence[str],
-    constraints: Constraints,
-) -> Request:
-    """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0."""
-    refuse_unknown("options", options, Options.__optional_keys__)
-    prompt_logprobs = _logprobs(options, "prompt_logprobs")
-    stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
-    if tokenizer is None and len(stop) > 0:
-        raise no_tokenizer("stop")
-    stop_tokens = checked_ids(
-        options.get("stop_tokens", ()), vocab_size=manifest.vocab_size, what="stop_tokens"
-    )
-    if len(stop_tokens) > MAX_STOP_TOKENS:
-        raise InputError(
-            f"stop_tokens must be at most {MAX_STOP_TOKENS} ids (got {len(stop_tokens)})."
-        )
-    if grammar is not None and not isinstance(grammar, Grammar):
-        raise InputError(
-            f"grammar must be an ortolan.Grammar (got {type(grammar).__name__}). "
-            "Use Grammar.json_schema, Grammar.regex or Grammar.lark."
-        )
-    if tokenizer is None and grammar is not None:
-        raise no_tokenizer("grammar")
-    limit, fewest = options.get("max_new_tokens"), 1 if prompt_logprobs is None else 0
-    ignores_eos = checked_flag("ignore_eos", options.get("ignore_eos", False))
-    return Request(
-        prompt=[],
-        prompt_tokens=0,
-        limit=0 if limit is None else checked_count("max_new_tokens", limit, least=fewest),
-        is_bounded=limit is not None,
-        min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
-        sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
-        eos=frozenset((*(() if ignores_eos else manifest.tokens.eos), *stop_tokens)),
-        stop=stop,
-        logprobs=_logprobs(options, "logprobs"),
-        prompt_logprobs=prompt_logprobs,
-        adapter=adapter_number(options.get("adapter"), adapters),
-        grammar=grammar,
-        constraints=constraints,
-        cancelled=cancel_function(options.get("cancel")),
-    )
-
-
 def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
     """Return the number of an adapter, counted from 1; 0 for `None`."""
     if name is None:
@@ -158,7 +99,8 @@ def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
     )
 
 
-def _logprobs(options: Options, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+def logprobs_count(options: Options, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    """Return the number of top tokens in log-probabilities; `None` for no log-probabilities."""
     count = options.get(name)
     return None if count is None else checked_count(name, count, least=0, most=MAX_LOGPROBS)
 
@@ -201,11 +143,9 @@ def _early_stopping(value: Any) -> EarlyStopping:
     raise InputError(f'early_stopping must be True, False or "never" (got {shown(value)}).')
 
 
-def _sampling(
-    sampling: Sampling | Literal["model"] | None,
-    temperature: float | None,
-    recommended: Callable[[], Sampling],
-) -> Sampling:
+def chosen_sampling(options: Options, recommended: Callable[[], Sampling]) -> Sampling:
+    """Return the sampling that a request asks for."""
+    sampling, temperature = options.get("sampling"), options.get("temperature")
     if isinstance(sampling, str) and sampling == "model":
         chosen = recommended()
         return chosen if temperature is None else replace(chosen, temperature=temperature)

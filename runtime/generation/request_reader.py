@@ -8,22 +8,34 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_integer
+from ortolan.runtime.arguments import (
+    checked_count,
+    checked_flag,
+    checked_integer,
+    refuse_unknown,
+)
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
-from ortolan.runtime.generation.grammar import GrammarCompiler
-from ortolan.runtime.generation.options import Options, checked_options
+from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler
+from ortolan.runtime.generation.options import (
+    Options,
+    adapter_number,
+    cancel_function,
+    chosen_sampling,
+    logprobs_count,
+)
 from ortolan.runtime.generation.recommended import recommendation
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_parts
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
-from ortolan.runtime.limits import MAX_SEED
+from ortolan.runtime.limits import MAX_SEED, MAX_STOP_TOKENS
 
 if TYPE_CHECKING:
     from ortolan.runtime.generation.media_reader import MediaReader
@@ -179,13 +191,49 @@ class RequestReader:
         return token
 
     def _template(self, options: Options) -> Request:
-        return checked_options(
-            options,
-            self._manifest,
-            self._tokenizer,
-            recommended=lambda: self.recommended_sampling,
-            adapters=self._adapters,
+        """Check options: a request without a prompt, whose limit is `max_new_tokens` or 0."""
+        manifest, tokenizer = self._manifest, self._tokenizer
+        refuse_unknown("options", options, Options.__optional_keys__)
+        prompt_logprobs = logprobs_count(options, "prompt_logprobs")
+        stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
+        if tokenizer is None and len(stop) > 0:
+            raise no_tokenizer("stop")
+        stop_tokens = checked_ids(
+            options.get("stop_tokens", ()), vocab_size=manifest.vocab_size, what="stop_tokens"
+        )
+        if len(stop_tokens) > MAX_STOP_TOKENS:
+            raise InputError(
+                f"stop_tokens must be at most {MAX_STOP_TOKENS} ids (got {len(stop_tokens)})."
+            )
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise InputError(
+                f"grammar must be an ortolan.Grammar (got {type(grammar).__name__}). "
+                "Use Grammar.json_schema, Grammar.regex or Grammar.lark."
+            )
+        if tokenizer is None and grammar is not None:
+            raise no_tokenizer("grammar")
+        limit, fewest = options.get("max_new_tokens"), 1 if prompt_logprobs is None else 0
+        ends = (
+            ()
+            if checked_flag("ignore_eos", options.get("ignore_eos", False))
+            else manifest.tokens.eos
+        )
+        least = checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0)
+        return Request(
+            prompt=[],
+            prompt_tokens=0,
+            limit=0 if limit is None else checked_count("max_new_tokens", limit, least=fewest),
+            is_bounded=limit is not None,
+            min_new_tokens=least,
+            sampling=chosen_sampling(options, lambda: self.recommended_sampling),
+            eos=frozenset((*ends, *stop_tokens)),
+            stop=stop,
+            logprobs=logprobs_count(options, "logprobs"),
+            prompt_logprobs=prompt_logprobs,
+            adapter=adapter_number(options.get("adapter"), self._adapters),
+            grammar=grammar,
             constraints=self._constraints,
+            cancelled=cancel_function(options.get("cancel")),
         )
 
     def _request(

@@ -23,9 +23,8 @@ from transformers import (
 )
 
 from ortolan.runtime.errors import NumericError, SamplingError
-from ortolan.runtime.generation.sampling import Sampler, _pick
+from ortolan.runtime.generation.sampling import Sampler, _pick, keep_min_p, keep_top_k, keep_top_p
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.generation.truncation import keep_min_p, keep_top_k, keep_top_p
 
 Logits = NDArray[np.float32]
 
