@@ -23,7 +23,7 @@ from ortolan.runtime.engine.buffers import Buffer
 from ortolan.runtime.engine.host_states import layout
 from ortolan.runtime.engine.providers import allocate_on, no_memory, share
 from ortolan.runtime.errors import ComputeError
-from ortolan.runtime.graph.small_model import Node, write_model
+from ortolan.runtime.graph.small_model import node_of, write_model
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
@@ -168,11 +168,12 @@ class Copier:
             for number in which
             for prefix in ("x", "y", "new")
         }
-        names = dict.fromkeys(name for node in nodes for name in node.inputs)
+        names = dict.fromkeys(name.decode() for node in nodes for name in node.input)
+        results = [node.output[0].decode() for node in nodes]
         graph = write_model(
             nodes,
             inputs={name: dtypes.get(name, "int64") for name in names},
-            outputs={node.output: dtypes[node.output] for node in nodes},
+            outputs={name: dtypes[name] for name in results},
         )
         session = self._sessions[copy, which] = self._open_graph(graph)
         return session
@@ -292,11 +293,11 @@ class DeviceStates:
         return Part(*self._copier.memory, dtype, list(shape), value.data_ptr())
 
 
-_NODES: Mapping[str, Callable[[int, "State"], Node]] = {
-    "take": lambda n, _: Node("Gather", [f"x{n}", "rows"], f"y{n}", {"axis": 0}),
-    "put": lambda n, _: Node("ScatterND", [f"x{n}", f"places{n}", f"new{n}"], f"y{n}"),
-    "grow": lambda n, s: Node("Concat", [f"x{n}", f"new{n}"], f"y{n}", {"axis": _capacity(s)}),
-    "read": lambda n, _: Node("Slice", [f"x{n}", f"start{n}", f"end{n}"], f"y{n}"),
+_NODES: Mapping[str, Callable[[int, "State"], Any]] = {
+    "take": lambda n, _: node_of("Gather", [f"x{n}", "rows"], f"y{n}", axis=0),
+    "put": lambda n, _: node_of("ScatterND", [f"x{n}", f"places{n}", f"new{n}"], f"y{n}"),
+    "grow": lambda n, s: node_of("Concat", [f"x{n}", f"new{n}"], f"y{n}", axis=_capacity(s)),
+    "read": lambda n, _: node_of("Slice", [f"x{n}", f"start{n}", f"end{n}"], f"y{n}"),
 }
 
 

@@ -244,9 +244,7 @@ def _read_bytes(graph: GraphSummary) -> int:
 
 def _copied_bytes(graph: GraphSummary) -> int:
     """Bytes of the float32 matrices that products multiply by."""
-    names = {
-        name for reader in graph.readers if reader.operator in _PRODUCTS for name in reader.weights
-    }
+    names = {name for operator, name in graph.reads if operator in _PRODUCTS}
     return sum(
         tensor.length
         for tensor in graph.external

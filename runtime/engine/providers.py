@@ -25,7 +25,7 @@ from ortolan.cuda_setup import INSTALL, missing_part
 from ortolan.distribution import pip_install
 from ortolan.runtime.engine.device import kind_of
 from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError
-from ortolan.runtime.graph.small_model import Node, write_model
+from ortolan.runtime.graph.small_model import node_of, write_model
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
@@ -223,7 +223,7 @@ def _start(device: str, dtype: str) -> str | None:
     """Why a graph of one node does not compute on a device."""
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
-    one_node = write_model([Node("Abs", ["x"], "y")], inputs={"x": dtype}, outputs={"y": dtype})
+    one_node = write_model([node_of("Abs", ["x"], "y")], inputs={"x": dtype}, outputs={"y": dtype})
     try:
         session = ort.InferenceSession(
             one_node, options, use_device(options, device), enable_fallback=0

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.errors import AdapterError
 from ortolan.runtime.graph.products import Product, placed_products
 from ortolan.runtime.graph.schema import message_of, parse_model
+from ortolan.runtime.graph.small_model import node_of
 
 _SUFFIXES = (".codes", ".channels")
 """Suffixes of low-bit weights in a graph; without them the name is that of the model."""
@@ -30,9 +31,6 @@ _FLOAT, _INT64 = 1, 7
 """Element types, as ONNX numbers them."""
 
 _ELEMENTS = {np.dtype(np.float32): _FLOAT, np.dtype(np.int64): _INT64}
-
-_INT = 2
-"""Type of an attribute."""
 
 
 class JoinedFactors(NamedTuple):
@@ -59,12 +57,9 @@ def adaptable_weights(data: bytes) -> dict[str, tuple[int, int]]:
 
 
 def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors], *, rows: str) -> bytes:
-    """Return a decoder's graph with the updates of some weights.
+    """Return a decoder's graph with the updates of some weights, by name of weight.
 
-    Args:
-        data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
-        updates: by name of weight, at least one; every product by that weight is updated.
-        rows: name of a new input, the number of each row's adapter, int64 `(B,)`; 0 for none.
+    Its new input `rows` is the number of each row's adapter, int64 `(B,)`; 0 for none.
     """
     shapes = adaptable_weights(data)
     for name, (first, second, _) in updates.items():
@@ -77,8 +72,9 @@ def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors], *, rows: st
             )
     model = parse_model(data)
     graph = model.graph
+    biased = _biased(graph)
     places = {
-        _biased(graph).get(node.output[0], node.output[0]): (node.input[0], _weight_name(product))
+        biased.get(node.output[0], node.output[0]): (node.input[0], _weight_name(product))
         for node, product in placed_products(model)
         if not product.looks_up and _weight_name(product) in updates
     }
@@ -88,14 +84,14 @@ def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors], *, rows: st
     }
     nodes = list(_mask_nodes(masks, rows))
     for node in graph.node:
-        copy = message_of("Node")
-        copy.CopyFrom(node)
-        nodes.append(copy)
+        nodes.append(node)
         if node.output and node.output[0] in places:
             x, name = places[node.output[0]]
-            nodes += _update_nodes(copy, x.decode(), name, masks[updates[name].owners])
-    del graph.node[:]
-    graph.node.extend(nodes)
+            nodes += _update_nodes(node, x.decode(), name, masks[updates[name].owners])
+    renewed = message_of("Graph")
+    renewed.node.extend(nodes)
+    graph.ClearField("node")
+    graph.node.extend(renewed.node)
     _add_tensors(graph, masks, updates, rows)
     value = graph.input.add(name=rows.encode())
     value.type.tensor_type.elem_type = _INT64
@@ -128,30 +124,20 @@ def _biased(graph: Any) -> dict[bytes, bytes]:
 
 def _mask_nodes(masks: Mapping[tuple[int, ...], str], rows: str) -> Iterator[Any]:
     """Nodes that compute the masks, float32 `(B, 1, W)`."""
-    yield _node("Reshape", (rows, f"{rows}.shape"), f"{rows}.column")
+    yield node_of("Reshape", (rows, f"{rows}.shape"), f"{rows}.column")
     for mask in masks.values():
-        yield _node("Equal", (f"{rows}.column", f"{mask}.owners"), f"{mask}.equal")
-        yield _node("Cast", (f"{mask}.equal",), mask, to=_FLOAT)
+        yield node_of("Equal", (f"{rows}.column", f"{mask}.owners"), f"{mask}.equal")
+        yield node_of("Cast", (f"{mask}.equal",), mask, to=_FLOAT)
 
 
 def _update_nodes(last: Any, x: str, name: str, mask: str) -> Iterator[Any]:
     """Nodes that add an update to the output of a node, which they rename."""
     out = last.output[0].decode()
     last.output[0] = f"{out}.base".encode()
-    yield _node("MatMul", (x, f"{name}.first"), f"{out}.low")
-    yield _node("Mul", (f"{out}.low", mask), f"{out}.own")
-    yield _node("MatMul", (f"{out}.own", f"{name}.second"), f"{out}.update")
-    yield _node("Add", (f"{out}.base", f"{out}.update"), out)
-
-
-def _node(operator: str, inputs: tuple[str, ...], output: str, **attributes: int) -> Any:
-    node = message_of("Node")
-    node.op_type = operator.encode()
-    node.input.extend(name.encode() for name in inputs)
-    node.output.append(output.encode())
-    for name, value in attributes.items():
-        node.attribute.add(name=name.encode(), i=value, type=_INT)
-    return node
+    yield node_of("MatMul", (x, f"{name}.first"), f"{out}.low")
+    yield node_of("Mul", (f"{out}.low", mask), f"{out}.own")
+    yield node_of("MatMul", (f"{out}.own", f"{name}.second"), f"{out}.update")
+    yield node_of("Add", (f"{out}.base", f"{out}.update"), out)
 
 
 def _add_tensors(

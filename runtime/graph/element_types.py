@@ -15,24 +15,15 @@ UNKNOWN = "unknown"
 
 _FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
+_BOOLEAN = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or"
+
+_INDICES = "ArgMax ArgMin NonZero Shape Size"
+
 _FIXED: Mapping[str, tuple[str, ...]] = {
-    "ai.onnx::And": ("bool",),
-    "ai.onnx::ArgMax": ("int64",),
-    "ai.onnx::ArgMin": ("int64",),
+    **{f"ai.onnx::{name}": ("bool",) for name in _BOOLEAN.split()},
+    **{f"ai.onnx::{name}": ("int64",) for name in _INDICES.split()},
     "ai.onnx::DynamicQuantizeLinear": ("uint8", "float32", "uint8"),
-    "ai.onnx::Equal": ("bool",),
-    "ai.onnx::Greater": ("bool",),
-    "ai.onnx::GreaterOrEqual": ("bool",),
-    "ai.onnx::IsInf": ("bool",),
-    "ai.onnx::IsNaN": ("bool",),
-    "ai.onnx::Less": ("bool",),
-    "ai.onnx::LessOrEqual": ("bool",),
     "ai.onnx::MatMulInteger": ("int32",),
-    "ai.onnx::NonZero": ("int64",),
-    "ai.onnx::Not": ("bool",),
-    "ai.onnx::Or": ("bool",),
-    "ai.onnx::Shape": ("int64",),
-    "ai.onnx::Size": ("int64",),
     "ai.onnx::TopK": ("", "int64"),
     "com.microsoft::DynamicQuantizeMatMul": ("float32",),
 }
@@ -56,13 +47,9 @@ _CONSTANTS: Mapping[int, str] = {1: "float32", 2: "int64", 6: "float32", 7: "int
 
 
 class Node(NamedTuple):
-    """A node with its types.
+    """A `Node` message with its operator, as `domain::op_type`, and its element types.
 
-    Attributes:
-        operator: `domain::op_type`; the standard domain is `ai.onnx`.
-        input_types: element types of the inputs; empty for one that is left out.
-        output_types: element types of the outputs.
-        message: the `Node` message.
+    The standard domain is `ai.onnx`; the type of an input or output that is left out is empty.
     """
 
     operator: str

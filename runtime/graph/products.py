@@ -4,9 +4,9 @@ Such a graph runs one weight through the same kernel as the whole graph does, on
 caller chooses.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.graph.tensors import dtype_of
@@ -18,24 +18,39 @@ CODE_STEP, CODE_MIDDLE = 1 / 127, 128
 """Step of the 8-bit codes of activations between -1 and 1, and the code of 0."""
 
 _UINT8, _INT64 = 2, 7
+
+_FLOATS = frozenset({1, 10, 16})
+"""float32, float16, bfloat16."""
+
 _OUTSIDE = 1
 
-_LOOK_UPS = frozenset({"Gather", "GatherBlockQuantized"})
 
-_BIASES = {"Gemm": 2, "DynamicQuantizeMatMul": 4, "MatMulNBits": 5, "MatMulIntegerToFloat": 6}
-"""Index of the optional bias, which is left out."""
+class _Form(NamedTuple):
+    """A supported operator: its attributes, and indices of its inputs.
 
-_FLAGS = {
-    "MatMul": frozenset[str](),
-    "FusedMatMul": frozenset({"transB"}),
-    "Gemm": frozenset({"transA", "transB"}),
-    "DynamicQuantizeMatMul": frozenset[str](),
-    "MatMulIntegerToFloat": frozenset[str](),
-    "MatMulNBits": frozenset({"K", "N", "bits", "block_size", "accuracy_level"}),
-    "Gather": frozenset({"axis"}),
-    "GatherBlockQuantized": frozenset({"bits", "block_size", "gather_axis", "quantize_axis"}),
+    `scales` is an index among the tensors that a node reads, where outputs have the scales' type.
+    """
+
+    flags: Set[str] = frozenset()
+    weight: int = 1
+    bias: int | None = None
+    scales: int | None = None
+
+
+_BLOCK_FLAGS = {"K", "N", "bits", "block_size", "accuracy_level"}
+_LOOK_UP_FLAGS = {"bits", "block_size", "gather_axis", "quantize_axis"}
+
+_FORMS = {
+    "MatMul": _Form(),
+    "FusedMatMul": _Form({"transB"}),
+    "Gemm": _Form({"transA", "transB"}, bias=2),
+    "DynamicQuantizeMatMul": _Form(bias=4, scales=1),
+    "MatMulIntegerToFloat": _Form(bias=6, scales=2),
+    "MatMulNBits": _Form(_BLOCK_FLAGS, bias=5, scales=1),
+    "Gather": _Form({"axis"}, weight=0),
+    "GatherBlockQuantized": _Form(_LOOK_UP_FLAGS, weight=0, scales=1),
 }
-"""Supported operators and attributes; a node with others is not a product."""
+"""Supported operators; a node with other attributes is not a product. Biases are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +60,6 @@ class Product:
     Attributes:
         weight: name of the initializer with its values or codes.
         reads: names of all initializers that the node reads, except the bias.
-        operator: operator of the node.
-        outputs: rows of the weight.
-        inputs: columns of the weight.
         by_columns: whether the initializer is stored as `(inputs, outputs)`.
         looks_up: whether the input is row indices instead of numbers to multiply.
         reads_codes: whether the input is codes of `CODE_STEP` and `CODE_MIDDLE`.
@@ -101,57 +113,41 @@ def _product(
     model: Any, node: Any, outside: Mapping[bytes, Any], dequantizers: Mapping[bytes, Any]
 ) -> Product | None:
     operator = node.op_type.decode()
+    form = _FORMS.get(operator)
     flags = {attribute.name.decode(): attribute.i for attribute in node.attribute}
-    if operator not in _FLAGS or not flags.keys() <= _FLAGS[operator] or flags.get("transA"):
+    if form is None or not flags.keys() <= form.flags or flags.get("transA"):
         return None
-    looks_up = operator in _LOOK_UPS
-    place, free = (0, 1) if looks_up else (1, 0)
-    dequantizer = dequantizers.get(node.input[place])
-    weight = outside.get(node.input[place] if dequantizer is None else dequantizer.input[0])
-    read = [*_read(node, free), *([] if dequantizer is None else dequantizer.input)]
-    read = [name for name in read if dequantizer is None or name != dequantizer.output[0]]
-    if weight is None or node.input[free] in outside or any(name not in outside for name in read):
+    free = 1 - form.weight
+    reads = [
+        name for place, name in enumerate(node.input) if name and place not in (free, form.bias)
+    ]
+    dequantizer = dequantizers.get(node.input[form.weight])
+    if dequantizer is not None:
+        reads = [*(name for name in reads if name != dequantizer.output[0]), *dequantizer.input]
+    weight = outside.get(node.input[form.weight] if dequantizer is None else dequantizer.input[0])
+    if weight is None or node.input[free] in outside or not outside.keys() >= set(reads):
         return None
     sizes = _sizes(operator, flags, weight, is_blocks=dequantizer is not None)
-    typed = outside[read[_SCALED[operator]]] if operator in _SCALED else weight
+    typed = weight if form.scales is None else outside[reads[form.scales]]
     if dequantizer is not None:
         typed = outside[dequantizer.input[1]]
-    if sizes is None or _FLOATS.isdisjoint({typed.data_type}):
+    if sizes is None or typed.data_type not in _FLOATS:
         return None
     outputs, inputs, by_columns = sizes
+    nodes = [node] if dequantizer is None else [dequantizer, node]
     return Product(
         weight=weight.name.decode(),
-        reads=tuple(name.decode() for name in read),
+        reads=tuple(name.decode() for name in reads),
         operator=operator,
         outputs=outputs,
         inputs=inputs,
         by_columns=by_columns,
-        looks_up=looks_up,
+        looks_up=form.weight == 0,
         reads_codes=operator == "MatMulIntegerToFloat",
         whole_range=operator == "DynamicQuantizeMatMul",
         dtype=dtype_of(weight.name.decode(), typed.data_type)[0],
-        graph=_single_node_graph(
-            model, node, dequantizer, [outside[name] for name in read], free, typed.data_type
-        ),
+        graph=_part(model, form, nodes, [outside[name] for name in reads], typed.data_type),
     )
-
-
-_SCALED = {
-    "MatMulNBits": 1,
-    "GatherBlockQuantized": 1,
-    "DynamicQuantizeMatMul": 1,
-    "MatMulIntegerToFloat": 2,
-}
-"""Index of the scales among the tensors that a node reads, where outputs have their type."""
-
-_FLOATS = frozenset({1, 10, 16})
-"""float32, float16, bfloat16."""
-
-
-def _read(node: Any, free: int) -> list[bytes]:
-    """Inputs of a node, without its activations and its bias."""
-    bias = _BIASES.get(node.op_type.decode())
-    return [name for place, name in enumerate(node.input) if name and place not in (free, bias)]
 
 
 def _sizes(
@@ -173,26 +169,20 @@ def _sizes(
     return dims[1], dims[0], True
 
 
-def _single_node_graph(
-    model: Any, node: Any, dequantizer: Any | None, weights: list[Any], free: int, dtype: int
-) -> bytes:
-    """A graph of one node, and of the node that dequantizes its weight, if any."""
-    single = type(model)(ir_version=model.ir_version)
-    single.opset_import.extend(model.opset_import)
-    graph = single.graph
+def _part(model: Any, form: _Form, nodes: list[Any], weights: list[Any], dtype: int) -> bytes:
+    """A graph of a product alone, and of the node that dequantizes its weight, if any."""
+    part = type(model)(ir_version=model.ir_version)
+    part.opset_import.extend(model.opset_import)
+    graph = part.graph
     graph.name = b"product"
     graph.initializer.extend(weights)
-    if dequantizer is not None:
-        graph.node.add().CopyFrom(dequantizer)
-    copy = graph.node.add()
-    copy.CopyFrom(node)
-    copy.input[free] = PRODUCT_INPUT.encode()
-    bias = _BIASES.get(node.op_type.decode())
-    if bias is not None and bias < len(copy.input):
-        copy.input[bias] = b""
-    copy.output[0] = PRODUCT_OUTPUT.encode()
-    looks_up = free == 1
-    entering = _UINT8 if node.op_type == b"MatMulIntegerToFloat" else dtype
+    graph.node.extend(nodes)
+    product, looks_up = graph.node[-1], form.weight == 0
+    product.input[1 - form.weight] = PRODUCT_INPUT.encode()
+    if form.bias is not None and form.bias < len(product.input):
+        product.input[form.bias] = b""
+    product.output[0] = PRODUCT_OUTPUT.encode()
+    entering = _UINT8 if product.op_type == b"MatMulIntegerToFloat" else dtype
     for values, name, element, rank in (
         (graph.input, PRODUCT_INPUT, _INT64 if looks_up else entering, 1 if looks_up else 2),
         (graph.output, PRODUCT_OUTPUT, dtype, 2),
@@ -201,5 +191,5 @@ def _single_node_graph(
         value.type.tensor_type.elem_type = element
         for axis in range(rank):
             value.type.tensor_type.shape.dim.add(dim_param=f"{name}{axis}".encode())
-    data: bytes = single.SerializeToString()
+    data: bytes = part.SerializeToString()
     return data

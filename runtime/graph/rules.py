@@ -14,25 +14,14 @@ What depends on the manifest, like operators outside the vocabulary, is checked 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ortolan.runtime import limits
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.element_types import Node, typed_nodes
-from ortolan.runtime.graph.schema import (
-    RefusedError,
-    check_count,
-    parse_model,
-    text,
-)
-from ortolan.runtime.graph.summary import (
-    AttentionNode,
-    ExternalTensor,
-    GraphSummary,
-    Reader,
-    Value,
-)
+from ortolan.runtime.graph.schema import RefusedError, check_count, parse_model, require, text
+from ortolan.runtime.graph.summary import AttentionNode, GraphSummary, Value
 from ortolan.runtime.graph.tensors import dtype_of, external_tensors
 from ortolan.runtime.graph.vocabulary import foreign_forms
 
@@ -85,54 +74,48 @@ def read(data: bytes, *, file: str = "graph") -> GraphSummary:
 
 def _read(data: bytes) -> GraphSummary:
     check_count("bytes", len(data), limits.MAX_GRAPH_BYTES)
-    if _SETTINGS in data:
-        raise RefusedError("no settings of onnxruntime", "ort_config")
+    require(_SETTINGS not in data, "no settings of onnxruntime", "ort_config")
     model = parse_model(data)
     graph = model.graph
-    if not model.HasField("graph"):
-        raise RefusedError("an ONNX graph", "a model without one")
-    if model.training_info:
-        raise RefusedError("a graph for inference", "training information")
-    if graph.sparse_initializer:
-        raise RefusedError("dense weights", "a sparse initializer")
+    require(model.HasField("graph"), "an ONNX graph", "a model without one")
+    require(not model.training_info, "a graph for inference", "training information")
+    require(not graph.sparse_initializer, "dense weights", "a sparse initializer")
     check_count("nodes", len(graph.node), limits.MAX_NODES)
     check_count("initializers", len(graph.initializer), limits.MAX_INITIALIZERS)
     check_count("functions", len(model.functions), limits.MAX_FUNCTIONS)
     check_count("domains", len(model.opset_import), limits.MAX_OPSETS)
+    domains = [text(entry.domain) or "ai.onnx" for entry in model.opset_import]
+    require(len(set(domains)) == len(domains), "one version per domain", "two of one")
+    require("ai.onnx" in domains, "a version of the standard operators", "none")
     for node in graph.node:
         _check_node(node)
     inputs, outputs = _values("inputs", graph.input), _values("outputs", graph.output)
     nodes = typed_nodes(graph)
-    attention = [_attention(node) for node in nodes if node.operator in _ATTENTION]
     external = tuple(external_tensors(graph))
+    names = {tensor.name.encode(): tensor.name for tensor in external}
     return GraphSummary(
-        ir_version=model.ir_version,
-        opsets=_opsets(model.opset_import),
         inputs=inputs,
         outputs=outputs,
         operators=dict(Counter(node.operator for node in nodes)),
-        attention=tuple(attention),
+        attention=tuple(_attention(node) for node in nodes if node.operator in _ATTENTION),
         external=external,
-        readers=tuple(_readers(nodes, external)),
+        reads=frozenset(
+            (node.operator, names[name])
+            for node in nodes
+            for name in node.message.input
+            if name in names
+        ),
         functions=_functions(model.functions),
         foreign=foreign_forms(nodes),
     )
 
 
+def _check_distinct(what: str, names: Collection[object]) -> None:
+    require(len(set(names)) == len(names), f"{what} with different names", "a repeated one")
+
+
 def _operator(node: Any) -> str:
     return f"{text(node.domain) or 'ai.onnx'}::{text(node.op_type)}"
-
-
-def _opsets(entries: Iterable[Any]) -> dict[str, int]:
-    opsets: dict[str, int] = {}
-    for entry in entries:
-        domain = text(entry.domain) or "ai.onnx"
-        if domain in opsets:
-            raise RefusedError("one version per domain", f"two of {domain!r}")
-        opsets[domain] = entry.version
-    if "ai.onnx" not in opsets:
-        raise RefusedError("a version of the standard operators", "none")
-    return opsets
 
 
 def _values(what: str, entries: Any) -> tuple[Value, ...]:
@@ -140,16 +123,14 @@ def _values(what: str, entries: Any) -> tuple[Value, ...]:
     values = []
     for entry in entries:
         name = text(entry.name)
-        if not entry.type.HasField("tensor_type"):
-            raise RefusedError(f"tensors as {what}", f"another type for {name!r}")
+        is_tensor = entry.type.HasField("tensor_type")
+        require(is_tensor, f"tensors as {what}", f"another type for {name!r}")
         tensor = entry.type.tensor_type
         dims = tensor.shape.dim
         check_count(f"axes of {name!r}", len(dims), limits.MAX_TENSOR_RANK)
         shape = tuple(_size(name, dim) for dim in dims)
         values.append(Value(name=name, dtype=dtype_of(name, tensor.elem_type)[0], shape=shape))
-    names = [value.name for value in values]
-    if len(set(names)) < len(names):
-        raise RefusedError(f"{what} with different names", "a repeated one")
+    _check_distinct(what, [value.name for value in values])
     return tuple(values)
 
 
@@ -171,9 +152,7 @@ def _check_node(node: Any) -> None:
         ("attributes", node.attribute),
     ):
         check_count(f"{what} of one {operator}", len(entries), limits.MAX_NODE_EDGES)
-    names = [attribute.name for attribute in node.attribute]
-    if len(set(names)) < len(names):
-        raise RefusedError(f"attributes of {operator} with different names", "a repeated one")
+    _check_distinct(f"attributes of {operator}", [attribute.name for attribute in node.attribute])
     for attribute in node.attribute:
         if attribute.HasField("g") or attribute.graphs:
             raise RefusedError("no subgraphs", f"one in {operator}")
@@ -194,19 +173,17 @@ def _check_cell(operator: str, node: Any) -> None:
     inputs, outputs, flags = _CELLS[operator]
     present = [number for number, name in enumerate(node.input) if name]
     expected = [number for number in range(inputs) if number != 4]
-    if present != expected or len(node.input) != inputs or len(node.output) > outputs:
-        raise RefusedError(
-            f"{inputs} inputs without the fifth, and at most {outputs} outputs, in {operator}",
-            "others",
-        )
+    require(
+        present == expected and len(node.input) == inputs and len(node.output) <= outputs,
+        f"{inputs} inputs without the fifth, and at most {outputs} outputs, in {operator}",
+        "others",
+    )
     attributes = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
     width = attributes.pop("hidden_size", 0)
-    if not 1 <= width <= limits.MAX_CELL_WIDTH:
-        raise RefusedError(
-            f"a hidden_size of 1 to {limits.MAX_CELL_WIDTH} in {operator}", f"{width}"
-        )
-    if attributes != flags or len(node.attribute) != 1 + len(flags):
-        raise RefusedError(f"only hidden_size and {dict(flags)} in {operator}", "other attributes")
+    most = limits.MAX_CELL_WIDTH
+    require(1 <= width <= most, f"a hidden_size of 1 to {most} in {operator}", f"{width}")
+    is_allowed = attributes == flags and len(node.attribute) == 1 + len(flags)
+    require(is_allowed, f"only hidden_size and {dict(flags)} in {operator}", "other attributes")
 
 
 def _attention(node: Node) -> AttentionNode:
@@ -218,9 +195,8 @@ def _attention(node: Node) -> AttentionNode:
         if attribute.type == _ATTRIBUTE_INT:
             attributes[name] = attribute.i
         elif attribute.type == _ATTRIBUTE_FLOAT:
-            attributes[name] = attribute.f
-            if not math.isfinite(attribute.f):
-                raise RefusedError(f"finite numbers for {name!r} of {operator}", f"{attribute.f}")
+            value = attributes[name] = attribute.f
+            require(math.isfinite(value), f"finite numbers for {name!r} of {operator}", f"{value}")
         elif name in _HEAD_COUNTS:
             raise RefusedError(f"an integer for {name!r} of {operator}", "another type")
     required = ("num_heads", "kv_num_heads") if operator == _GROUP_QUERY else ()
@@ -228,36 +204,19 @@ def _attention(node: Node) -> AttentionNode:
     for name in _HEAD_COUNTS:
         if name in required or name in attributes:
             heads = attributes.get(name, "none")
-            if not isinstance(heads, int) or not 1 <= heads <= most:
-                raise RefusedError(f"1 to {most} for {name!r} of {operator}", f"{heads}")
-    _check_groups(operator, attributes)
-    return AttentionNode(name=text(node.message.name), operator=operator, attributes=attributes)
-
-
-def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
+            is_fine = isinstance(heads, int) and 1 <= heads <= most
+            require(is_fine, f"1 to {most} for {name!r} of {operator}", f"{heads}")
     kv_heads = attributes.get("kv_num_heads")
-    heads = attributes.get("num_heads", attributes.get("q_num_heads"))
-    if heads is None or kv_heads is None or heads % kv_heads == 0:
-        return
-    # in linear attention several key-value heads may share a query head instead
-    if operator != _LINEAR or kv_heads % heads != 0:
-        raise RefusedError(
-            f"a multiple of {kv_heads} key and value heads in {operator}", f"{heads} heads"
+    query_heads = attributes.get("num_heads", attributes.get("q_num_heads"))
+    if query_heads is not None and kv_heads is not None:
+        # in linear attention several key-value heads may share a query head instead
+        are_shared = operator == _LINEAR and kv_heads % query_heads == 0
+        require(
+            query_heads % kv_heads == 0 or are_shared,
+            f"a multiple of {kv_heads} key and value heads in {operator}",
+            f"{query_heads} heads",
         )
-
-
-def _readers(nodes: Iterable[Node], weights: Iterable[ExternalTensor]) -> Iterator[Reader]:
-    """Nodes that read weights, in graph order."""
-    names = {weight.name.encode(): weight.name for weight in weights}
-    for node in nodes:
-        read_names = tuple(names[name] for name in node.message.input if name in names)
-        if read_names:
-            numbers = {
-                text(attribute.name): attribute.i
-                for attribute in node.message.attribute
-                if attribute.type == _ATTRIBUTE_INT
-            }
-            yield Reader(operator=node.operator, weights=read_names, attributes=numbers)
+    return AttentionNode(name=text(node.message.name), operator=operator, attributes=attributes)
 
 
 def _functions(entries: Iterable[Any]) -> tuple[str, ...]:
@@ -265,8 +224,8 @@ def _functions(entries: Iterable[Any]) -> tuple[str, ...]:
     names = tuple(f"{text(function.domain)}::{text(function.name)}" for function in entries)
     for node in (node for function in entries for node in function.node):
         operator = _operator(node)
-        if operator in names or text(node.domain) not in _DOMAINS:
-            raise RefusedError("functions of standard operators", repr(operator))
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise RefusedError("no subgraphs", f"one in {operator} of a function")
+        is_plain = operator not in names and text(node.domain) in _DOMAINS
+        require(is_plain, "functions of standard operators", repr(operator))
+        has_graph = any(entry.HasField("g") or entry.graphs for entry in node.attribute)
+        require(not has_graph, "no subgraphs", f"one in {operator} of a function")
     return names

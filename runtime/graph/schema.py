@@ -107,10 +107,15 @@ class RefusedError(Exception):
         super().__init__(f"expected {expected[:300]}, got {got[:300]}")
 
 
+def require(is_fine: object, expected: str, got: str) -> None:
+    """Raise `RefusedError` unless something is as expected."""
+    if not is_fine:
+        raise RefusedError(expected, got)
+
+
 def check_count(what: str, count: int, limit: int) -> None:
     """Check that `count` is at most `limit`."""
-    if count > limit:
-        raise RefusedError(f"at most {limit} {what}", f"{count}")
+    require(count <= limit, f"at most {limit} {what}", f"{count}")
 
 
 def text(data: bytes) -> str:

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """An input or output.
-
-    Attributes:
-        name: its name.
-        dtype: element type.
-        shape: sizes and names of sizes; `?` for an unnamed one.
-    """
+    """An input or output; its shape has sizes and names of sizes, `?` for an unnamed one."""
 
     name: str
     dtype: str
@@ -21,13 +15,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNode:
-    """An attention node.
-
-    Attributes:
-        name: its name.
-        operator: `domain::op_type`.
-        attributes: integer and float attributes.
-    """
+    """An attention node, with its integer and float attributes."""
 
     name: str
     operator: str
@@ -36,16 +24,7 @@ class AttentionNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTensor:
-    """A tensor whose bytes are in a weights file.
-
-    Attributes:
-        name: its name.
-        dtype: element type.
-        dims: shape.
-        file: name of the file.
-        offset: offset in the file, in bytes.
-        length: size in bytes.
-    """
+    """A tensor whose bytes are in a weights file; `offset` and `length` are in bytes."""
 
     name: str
     dtype: str
@@ -56,45 +35,24 @@ class ExternalTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """A node that reads weights.
-
-    Attributes:
-        operator: `domain::op_type`.
-        weights: names of the weights, in input order.
-        attributes: integer attributes.
-    """
-
-    operator: str
-    weights: tuple[str, ...]
-    attributes: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSummary:
-    """Summary of a graph; lists are in graph order.
+    """Summary of a graph; lists are in graph order. Operators are named `domain::op_type`.
 
     Attributes:
-        ir_version: version of the ONNX format.
-        opsets: versions by domain; the standard domain is `ai.onnx`.
-        inputs: inputs.
-        outputs: outputs.
-        operators: number of nodes by `domain::op_type`.
+        operators: number of nodes by operator.
         attention: attention nodes.
         external: tensors in weights files.
-        readers: nodes that read external tensors.
+        reads: operators and the external tensors that they read, as pairs of names.
         functions: model-local functions, as `domain::name`.
         foreign: distinct forms of nodes outside `ortolan.runtime.graph.vocabulary`.
     """
 
-    ir_version: int
-    opsets: Mapping[str, int]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     operators: Mapping[str, int]
     attention: tuple[AttentionNode, ...]
     external: tuple[ExternalTensor, ...]
-    readers: tuple[Reader, ...]
+    reads: frozenset[tuple[str, str]]
     functions: tuple[str, ...]
     foreign: tuple[str, ...] = ()
 

@@ -45,12 +45,7 @@ _LEFT_OUT = "-"
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The forms of an operator.
-
-    Attributes:
-        attributes: kinds of attributes by name.
-        forms: types of inputs and outputs.
-    """
+    """The kinds of an operator's attributes by name, and its forms."""
 
     attributes: dict[str, frozenset[str]]
     forms: frozenset[str]
@@ -85,13 +80,9 @@ def foreign_forms(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 def form_of(node: Node) -> str:
     """Return the form of a node."""
-    takes = [_type_word(name) for name in node.input_types]
-    gives = [_type_word(name) for name in node.output_types]
-    if node.operator in _ANY_NUMBER_IN:
-        takes = _any_number(takes)
-    if node.operator in _ANY_NUMBER_OUT:
-        gives = _any_number(gives)
-    return f"{', '.join(takes)} -> {', '.join(gives)}".strip()
+    takes = _side(node.input_types, any_number=node.operator in _ANY_NUMBER_IN)
+    gives = _side(node.output_types, any_number=node.operator in _ANY_NUMBER_OUT)
+    return f"{takes} -> {gives}".strip()
 
 
 def attribute_kind(attribute: Any) -> str:
@@ -119,34 +110,26 @@ def _fits(operator: str, form: str) -> bool:
     """Whether each type in the form of a standard operator occurs in its place in some form."""
     if not operator.startswith("ai.onnx::"):
         return False
-    sides = zip(_words(form), _places(operator), strict=True)
     return all(
         len(words) <= len(places)
         and all(word in place for word, place in zip_longest(words, places, fillvalue=_LEFT_OUT))
-        for words, places in sides
+        for words, places in zip(_words(form), _places(operator), strict=True)
     )
 
 
 @cache
-def _places(operator: str) -> tuple[list[set[str]], list[set[str]]]:
+def _places(operator: str) -> list[list[set[str]]]:
     """Types that occur at each place, of an operator's inputs and of its outputs."""
-    takes, gives = zip(*map(_words, vocabulary()[operator].forms), strict=True)
-    return _by_place(takes), _by_place(gives)
+    sides = zip(*map(_words, vocabulary()[operator].forms), strict=True)
+    return [list(map(set, zip_longest(*forms, fillvalue=_LEFT_OUT))) for forms in sides]
 
 
-def _by_place(sides: Iterable[list[str]]) -> list[set[str]]:
-    return [set(words) for words in zip_longest(*sides, fillvalue=_LEFT_OUT)]
+def _words(form: str) -> list[list[str]]:
+    return [side.split(",") for side in form.replace(" ", "").split("->")]
 
 
-def _words(form: str) -> tuple[list[str], list[str]]:
-    takes, _, gives = form.partition("->")
-    return takes.replace(" ", "").split(","), gives.replace(" ", "").split(",")
-
-
-def _type_word(name: str) -> str:
-    return "float" if name in _FLOATS else name or _LEFT_OUT
-
-
-def _any_number(types: list[str]) -> list[str]:
-    """Shorten types to one with `...` if all are equal."""
-    return [f"{types[0]}..."] if len(set(types)) == 1 else types
+def _side(types: Iterable[str], *, any_number: bool) -> str:
+    words = ["float" if name in _FLOATS else name or _LEFT_OUT for name in types]
+    if any_number and len(set(words)) == 1:
+        return f"{words[0]}..."
+    return ", ".join(words)

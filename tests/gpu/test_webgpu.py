@@ -30,7 +30,7 @@ from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.providers import obstacle, ort
 from ortolan.runtime.engine.runner import SHORT, Runner, longest_call
 from ortolan.runtime.errors import ComputeError
-from ortolan.runtime.graph.small_model import Node, write_model
+from ortolan.runtime.graph.small_model import node_of, write_model
 from ortolan.runtime.verification.first_load import first_load
 
 TOKENS = 16
@@ -173,7 +173,7 @@ def test_requests_of_a_service_join_and_leave_and_share_prefixes(
 
 def test_missing_kernels_are_named() -> None:
     graph = write_model(
-        [Node("Sign", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
+        [node_of("Sign", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
     )
     with pytest.raises(DeviceError, match=r"no kernels for some nodes.*1 x Sign"):
         open_small(graph, "webgpu")

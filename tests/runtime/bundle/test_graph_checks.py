@@ -103,12 +103,10 @@ def graph(*outputs: Value, inputs: tuple[Value, ...]) -> GraphSummary:
     return GraphSummary(
         inputs=inputs,
         outputs=outputs,
-        ir_version=10,
-        opsets={},
         operators={},
         attention=(),
         external=(),
-        readers=(),
+        reads=frozenset(),
         functions=(),
     )
 

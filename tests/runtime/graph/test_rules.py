@@ -73,8 +73,6 @@ def add_attribute(attribute: AttributeProto) -> Change:
 def test_summary_agrees_with_onnx() -> None:
     model = onnx.load_model_from_string(DATA)
     summary = checked(DATA)
-    assert summary.ir_version == model.ir_version
-    assert summary.opsets == {"ai.onnx": 24, "com.microsoft": 1}
     for values, protos in (
         (summary.inputs, model.graph.input),
         (summary.outputs, model.graph.output),

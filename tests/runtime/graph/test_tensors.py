@@ -33,8 +33,7 @@ def test_element_types_and_their_sizes_agree_with_onnx(number: int) -> None:
         np.zeros((3, 5), helper.tensor_dtype_to_np_dtype(number)), "weight"
     )
     assert tensor.data_type == number
-    summary = onnx_graph.read(changed(lambda model: model.graph.initializer.append(tensor)))
-    assert summary.ir_version == 10
+    onnx_graph.read(changed(lambda model: model.graph.initializer.append(tensor)))
     length = len(tensor.raw_data)
     outside = tiny_bundle.external("weight", (3, 5), tiny_bundle.BLOB_NAME, 0, length)
     outside.data_type = number
