@@ -17,7 +17,7 @@ from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
-from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateType, Tokens
+from ortolan.runtime.bundle.manifest import Graph, Output, Source, Speech, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import (
     MTP,
     SOUND,
@@ -29,7 +29,6 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.sound_sources import ChunkedSource
-from ortolan.runtime.bundle.sources import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Trace = Callable[[str, Graph, torch.dtype], ir.Model]

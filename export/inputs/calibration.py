@@ -20,7 +20,7 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.runtime.bundle.image_sources import ImageSource
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256

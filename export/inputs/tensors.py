@@ -12,7 +12,7 @@ from torch import Tensor
 from ortolan.export.exportable import Exportable
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"

@@ -31,9 +31,9 @@ from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.bundle.manifest import Source
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.bundle.sound_sources import ChunkedSource, WaveSource
-from ortolan.runtime.bundle.sources import Source
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
 from ortolan.runtime.verification.probes import probe_picture, sampled

@@ -78,9 +78,9 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
-from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateType, Tokens
+from ortolan.runtime.bundle.manifest import Graph, Output, Source, Speech, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.sources import Source, TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.verification.probes import probe_grids
 

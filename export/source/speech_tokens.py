@@ -7,9 +7,8 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.export.source.languages import LANGUAGES
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
-from ortolan.runtime.bundle.manifest import Speech
+from ortolan.runtime.bundle.manifest import Source, Speech
 from ortolan.runtime.bundle.sound_sources import AudioSource
-from ortolan.runtime.bundle.sources import Source
 
 
 class _Generation(msgspec.Struct):

@@ -7,7 +7,6 @@ from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Record
-from ortolan.runtime.bundle.parts import Oversized, Tiles
 from ortolan.runtime.bundle.source import (
     COLUMN_WEIGHTS,
     PATCHES,
@@ -23,6 +22,7 @@ from ortolan.runtime.bundle.source import (
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
+    from ortolan.runtime.bundle.parts import Tiles
 
 Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
 # msgspec 0.22 crashes on a union of int and `tuple[int, int]`
@@ -54,7 +54,7 @@ class Fit(Record, frozen=True, kw_only=True):
     pad: bool = False
 
 
-class ImageSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="image"):
+class ImageSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind", tag="image"):
     """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
 
     Attributes:
@@ -114,8 +114,8 @@ class ImageSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="i
         if not manifest.model_kind.has_decoder and manifest.tokenizer is not None:
             yield "no tokenizer for an encoder of images", manifest.tokenizer
 
-    def reads_tiles(self, tiles: Tiles) -> bool:
-        return not isinstance(tiles.grid, Oversized)
+    def reads_tiles(self, tiles: "Tiles") -> bool:
+        return tiles.grid.tile is None
 
 
 class MostPatches(Record, frozen=True, kw_only=True, tag_field="by", tag="most_patches"):
@@ -158,7 +158,7 @@ class PositionTable(Record, frozen=True, kw_only=True):
     interpolation: Literal["antialiased", "corners"]
 
 
-class PatchSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="patches"):
+class PatchSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind", tag="patches"):
     """Images that keep their proportions as input of an encoder, each computed on its own.
 
     The graph reads flat patches: squares of `merge` by `merge` patches row by row, and the patches
@@ -262,12 +262,11 @@ class PatchSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="p
             case WholeSquares(least=least, most=most) if not least <= most <= pixels:
                 yield f"sizes from `least` to `most` of at most {pixels}", f"{least}, {most}"
 
-    def reads_tiles(self, tiles: Tiles) -> bool:
-        if not isinstance(tiles.grid, Oversized):
-            return False
+    def reads_tiles(self, tiles: "Tiles") -> bool:
         side = tiles.grid.tile
-        is_whole = side % self.square == 0
-        return not tiles.split or (is_whole and self.length(side, side) <= self.vectors)
+        if side is None or not tiles.split:
+            return side is not None
+        return side % self.square == 0 and self.length(side, side) <= self.vectors
 
 
 def _is_inside(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:

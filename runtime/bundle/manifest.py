@@ -20,6 +20,7 @@ from msgspec import Meta, field
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.parts import (
     SOUND,
@@ -30,7 +31,8 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import Source, TextSource
+from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import BundleKindError
 
 NAME = "manifest.json"
@@ -48,6 +50,12 @@ KernelEntry = Annotated[str, Meta(pattern=r"\Amlas\.[a-z0-9_]{1,64}\Z")]
 
 KernelVariable = Annotated[str, Meta(pattern=r"\AORT_GQA_DISABLE_FLASH_ATTENTION\Z")]
 """Variable that selects kernels. Others can make onnxruntime write files or change the process."""
+
+MediaSource = ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSource
+"""Images or sounds as input of an encoder."""
+
+Source = TextSource | MediaSource
+"""Input of an encoder."""
 
 CacheType = Literal["grows", "slots"]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]

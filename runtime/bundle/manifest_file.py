@@ -12,10 +12,10 @@ import msgspec
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
-from ortolan.runtime.bundle.manifest import NAME, SCHEMA, File, Manifest, Speech, State
+from ortolan.runtime.bundle.manifest import NAME, SCHEMA, File, Manifest, Source, Speech, State
 from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
-from ortolan.runtime.bundle.sources import Source, TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ManifestError
 
 __all__ = ["NAME", "decode", "encode", "fingerprint"]

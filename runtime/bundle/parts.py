@@ -1,6 +1,6 @@
 """Bundles in a bundle: encoders for a decoder or for comparisons, and heads."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -22,6 +22,8 @@ class LongestSide(Record, frozen=True, kw_only=True, tag_field="by", tag="longes
         pixels: of the longer side, to which the image is resized before tiles cover it.
     """
 
+    tile: ClassVar[None] = None  # that of the encoder
+
     pixels: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
 
 
@@ -35,6 +37,8 @@ class ClosestShape(Record, frozen=True, kw_only=True, tag_field="by", tag="close
         least: fewest tiles, without the whole image.
         most: most tiles, without the whole image.
     """
+
+    tile: ClassVar[None] = None
 
     least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
     most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import Meta
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Record
 from ortolan.runtime.bundle.source import (
     LENGTHS,
     MEL,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
 
 
-class _Sounds(AnySource, frozen=True, kw_only=True):
+class _Sounds(AnySource, Record, frozen=True, kw_only=True):
     """Sounds of any kind.
 
     Attributes:

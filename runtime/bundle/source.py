@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.field_types import Record
-
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.bundle.parts import Tiles
@@ -48,16 +46,15 @@ Problems = Iterator[tuple[str, str]]
 """What a manifest should have, and what it has."""
 
 
-class AnySource(Record, frozen=True, kw_only=True):
-    """What every source knows about itself.
+class AnySource:
+    """What every source knows about itself."""
 
-    Attributes:
-        medium: what it is made of.
-        is_alone: whether each input is a call of its own, since padding would change it.
-    """
+    __slots__ = ()
 
     medium: ClassVar[Medium]
+
     is_alone: ClassVar[bool] = False
+    """Whether each input is a call of its own, since padding would change it."""
 
     @property
     def words(self) -> str:

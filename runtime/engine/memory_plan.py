@@ -23,7 +23,7 @@ import msgspec
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.engine.windows import row_bytes
 from ortolan.runtime.errors import MemoryPlanError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, PositionTable
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.manifest import Manifest, MediaSource
 from ortolan.runtime.bundle.parts import Oversized, Tiles
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.source import (
@@ -26,7 +26,6 @@ from ortolan.runtime.bundle.source import (
     ROW_WEIGHTS,
     WAVE,
 )
-from ortolan.runtime.bundle.sources import MediaSource
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.inputs.audio import Sound, chunked, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.images import Image, read_pixels

@@ -7,7 +7,7 @@ import numpy as np
 
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids
 from ortolan.runtime.inputs.source import Feeds, Source, SourceReader

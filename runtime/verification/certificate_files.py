@@ -20,7 +20,7 @@ from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.bundle.source import TYPES
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import (
     Certificate,

@@ -32,7 +32,7 @@ from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.kinds import PREFILL
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture, run_around
 from ortolan.runtime.engine.runner import Runner

@@ -14,9 +14,16 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Sha256
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.labels import distinct, named_scores
-from ortolan.runtime.bundle.manifest import FileName, Manifest, Output, Speech, State, Tokens
+from ortolan.runtime.bundle.manifest import (
+    FileName,
+    Manifest,
+    Output,
+    Source,
+    Speech,
+    State,
+    Tokens,
+)
 from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
-from ortolan.runtime.bundle.sources import Source
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.patches import read_whole

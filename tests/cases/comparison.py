@@ -30,7 +30,7 @@ from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PATCHES, PIXELS, WAVE
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of

@@ -29,7 +29,7 @@ from ortolan.runtime import (
     verify,
 )
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inspect.card import model_card
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from tests.runtime import tiny_encoder
 from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.tiny_adapters import random_factors, write_adapter
 
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 
 HANG_S = 30.0
 """A request that takes longer hangs."""

@@ -23,7 +23,7 @@ from tests.runtime.tiny_encoder import (
 )
 
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.encoding.batches import (
     MAX_BATCH_ROWS,

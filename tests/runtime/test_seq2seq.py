@@ -23,7 +23,7 @@ from ortolan.runtime import (
     open_bundle,
 )
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads

@@ -23,7 +23,7 @@ from tokenizers.processors import TemplateProcessing
 from ortolan.runtime.bundle.image_sources import ImageSource
 from ortolan.runtime.bundle.manifest import Graph, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 
 WIDTH, HEADS, MAX_TOKENS = 8, 2, 24
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijkl")

@@ -26,8 +26,9 @@ from ortolan.export.streamed import LazyWeights
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.weights import ModuleWeights
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.manifest import Source
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
-from ortolan.runtime.bundle.sources import Source, TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 
 TOLERANCE = 1e-4
 """Largest difference from what config and weights say, relative to the largest output."""

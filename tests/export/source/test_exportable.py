@@ -40,7 +40,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.runtime.bundle.image_sources import ImageSource
 from ortolan.runtime.bundle.manifest import Output, Tokens
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 
 Export = Callable[[str], Exported]
 

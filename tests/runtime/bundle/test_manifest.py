@@ -31,7 +31,7 @@ from ortolan.runtime.bundle.manifest import Manifest, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import decode, encode
 from ortolan.runtime.bundle.parts import Comparison
 from ortolan.runtime.bundle.sound_sources import WaveSource
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ManifestError
 
 

@@ -10,7 +10,7 @@ from tests.runtime.tiny_bundle import HEAD_WIDTH, KV_HEADS, VOCABULARY, WEIGHTS
 
 from ortolan.runtime import Bundle, MemoryPlanError, open_bundle
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine import memory_plan
 from ortolan.runtime.engine.memory_plan import RequestMemory, check_load, plan_memory
 

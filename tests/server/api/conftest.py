@@ -6,7 +6,7 @@ import pytest
 from tests.runtime import tiny_encoder
 
 from ortolan.runtime import Decoder
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 
 PROMPTS = TextSource(max_tokens=24, prompts={"query": "k ", "document": "l "})
 

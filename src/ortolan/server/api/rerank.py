@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ortolan.runtime import Classification
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
 from ortolan.server.api.vectors import InputUsage, embedded, expect_texts, unit_rows

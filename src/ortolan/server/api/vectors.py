@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError

@@ -1,4 +1,4 @@
-"""Sources of encoders: texts, images or sounds."""
+"""The source that is texts."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -6,9 +6,7 @@ import numpy as np
 from msgspec import Meta, field
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.field_types import Label, Prompt, TokenId
-from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
-from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.field_types import Label, Prompt, Record, TokenId
 from ortolan.runtime.bundle.source import (
     IDS,
     LENGTHS,
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
 
 
-class TextSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="text"):
+class TextSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind", tag="text"):
     """Texts as input of an encoder.
 
     Attributes:
@@ -89,10 +87,3 @@ class TextSource(AnySource, frozen=True, kw_only=True, tag_field="kind", tag="te
             yield "no padding of texts before a decoder", f"{self.padding}"
         if self.default_prompt and self.default_prompt not in self.prompts:
             yield "one of the prompts as default prompt", self.default_prompt
-
-
-MediaSource = ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSource
-"""Images or sounds as input of an encoder."""
-
-Source = TextSource | MediaSource
-"""Input of an encoder."""
