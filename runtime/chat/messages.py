@@ -7,8 +7,8 @@ https://platform.openai.com/docs/api-reference/chat/create
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.inputs.medium import Medium
@@ -16,7 +16,7 @@ from ortolan.runtime.inputs.medium import Medium
 Message = Mapping[str, Any]
 """A message: `role`, `content`, and the other fields of its role."""
 
-_FIELDS = {
+_ROLES = {
     "system": ("name",),
     "developer": ("name",),
     "user": ("name",),
@@ -25,16 +25,17 @@ _FIELDS = {
 }
 """Roles, and their fields besides `role` and `content`."""
 
-ROLES = tuple(_FIELDS)
-
 _NOTES = ("annotations", "provider_specific_fields", "cache_control", "reasoning_details")
 """Fields that clients send back or add, and that no template reads."""
 
+_PARTS: Mapping[str, Literal["images", "sounds"]] = {
+    "image_url": "images", "input_audio": "sounds",  # of OpenAI
+    "image": "images", "audio": "sounds",  # of transformers
+}  # fmt: skip
+"""Types of parts with an image or a sound."""
+
 MAX_NAME = 128
 """Maximum characters of a name."""
-
-_IMAGES, _SOUNDS = ("image_url", "image"), ("input_audio", "audio")
-"""Types of parts with an image or a sound: of OpenAI, and of transformers."""
 
 MAX_MESSAGES = 16_384
 """Maximum messages of a conversation; contexts hold fewer."""
@@ -42,7 +43,7 @@ MAX_MESSAGES = 16_384
 MAX_DEPTH = 32
 """Maximum nesting of data; schemas of tools reach ten."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
 
 
 class PartsError(ChatError):
@@ -81,20 +82,34 @@ def check_messages(messages: Any) -> Messages:
     if isinstance(messages, Messages):
         return messages
     if not _is_list(messages) or not 1 <= len(messages) <= MAX_MESSAGES:
-        raise ChatError(
-            f"messages: expected a list of 1 to {MAX_MESSAGES}, got {_got(messages)}. "
-            'Write [{"role": "user", "content": "..."}].'
-        )
+        advice = ' Write [{"role": "user", "content": "..."}].'
+        raise _wrong("messages", f"a list of 1 to {MAX_MESSAGES}", messages, advice)
     media: list[Medium] = []
     valid = Messages(_message(item, f"messages[{n}]", media) for n, item in enumerate(messages))
     valid.media = tuple(media)
     return valid
 
 
+def check_only_text(messages: Messages) -> None:
+    """Check messages for a model that reads text only."""
+    if messages.media:
+        number, kind = next(
+            (number, part["type"])
+            for number, message in enumerate(messages)
+            if isinstance(message["content"], list)
+            for part in message["content"]
+            if part["type"] != "text"
+        )
+        raise ChatError(
+            f"messages[{number}] has a part of the type {kind!r}, but this model reads text only. "
+            "Leave it out, or use a model that reads it."
+        )
+
+
 def check_tools(tools: Any) -> list[dict[str, Any]]:
     """Validate tools and copy them for a template."""
     if not _is_list(tools):
-        raise ChatError(f"tools: expected a list, got {_got(tools)}.")
+        raise _wrong("tools", "a list", tools)
     return [_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
 
 
@@ -107,14 +122,13 @@ def plain(value: Any, where: str, *, depth: int = 0) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Mapping):
-        for key in value:
-            _text(key, f"{where}: a key")
         return {
-            str(key): plain(item, f"{where}.{key}", depth=depth + 1) for key, item in value.items()
+            _text(key, f"{where}: a key"): plain(item, f"{where}.{key}", depth=depth + 1)
+            for key, item in value.items()
         }
     if _is_list(value):
         return [plain(item, f"{where}[{n}]", depth=depth + 1) for n, item in enumerate(value)]
-    raise ChatError(f"{where}: expected JSON data, got {_got(value)}.")
+    raise _wrong(where, "JSON data", value)
 
 
 def with_joined_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -135,111 +149,66 @@ def with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
+# --- messages -------------------------------------------------------------------------------------
+
+
 def _message(value: Any, where: str, media: list[Medium]) -> dict[str, Any]:
     fields = _object(value, where)
-    role = fields.pop("role", None)
-    if not _is_one_of(role, ROLES):
-        raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {shown(role)}.")
-    if fields.get("tool_calls") == []:  # as vLLM writes it into every answer
-        del fields["tool_calls"]
+    role = _one_of(_ROLES, fields.pop("role", None), f"{where}.role")
     if role == "assistant" and "reasoning" in fields:  # as vLLM and OpenRouter call it
         fields.setdefault("reasoning_content", fields.pop("reasoning"))
-    _check_fields(fields, ("content", *_FIELDS[role]), where)
-    message = {"role": role}
+    if fields.get("tool_calls") == []:  # as vLLM writes it into every answer
+        del fields["tool_calls"]
+    fields = _object(fields, where, "content", *_ROLES[role])
+    if not fields.keys() & {"content", "tool_calls"}:
+        raise _wrong(f"{where}.content", "text", None)
+    message: dict[str, Any] = {"role": role, "content": ""}
+    for field, check in _FIELDS.items():
+        if field in fields:
+            message[field] = check(fields[field], f"{where}.{field}")
     if "content" in fields:
         message["content"] = _content(fields["content"], f"{where}.content", media)
-    elif "tool_calls" in fields:
-        message["content"] = ""
-    else:
-        raise ChatError(f"{where}.content: expected text, got none.")
-    if "reasoning_content" in fields:
-        text = _text(fields["reasoning_content"], f"{where}.reasoning_content")
-        # templates of gpt-oss read `thinking`
-        message |= {"reasoning_content": text, "thinking": text}
-    if "tool_calls" in fields:
-        message["tool_calls"] = _tool_calls(fields["tool_calls"], f"{where}.tool_calls")
-    if "name" in fields:
-        message["name"] = _text(fields["name"], f"{where}.name", most=MAX_NAME)
-    if "tool_call_id" in fields:
-        message["tool_call_id"] = _name(fields["tool_call_id"], f"{where}.tool_call_id")
+    if "reasoning_content" in message:  # templates of gpt-oss read `thinking`
+        message["thinking"] = message["reasoning_content"]
     return message
 
 
-def _content(value: Any, where: str, media: list[Medium]) -> Any:
+def _content(value: Any, where: str, media: list[Medium]) -> str | _Parts:
     if isinstance(value, str):
         return str(value)
     if not _is_list(value):
-        raise ChatError(f"{where}: expected text or a list of text parts, got {_got(value)}.")
+        raise _wrong(where, "text or a list of parts", value)
     parts = _Parts()
     for number, item in enumerate(value):
         place = f"{where}[{number}]"
-        part = _object(item, place)
-        kind = part.get("type")
-        if not _is_one_of(kind, ("text", *_IMAGES, *_SOUNDS)):
-            raise ChatError(
-                f'{place}.type: expected "text", "image_url" or "input_audio", got {shown(kind)}. '
-                "This version supports parts of text, images and sounds."
-            )
-        _check_fields(part, ("type", str(kind)), place)
+        kind = _one_of(("text", *_PARTS), _object(item, place).get("type"), f"{place}.type")
+        content = _object(item, place, "type", kind).get(kind)
         if kind == "text":
-            parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
+            parts.append({"type": "text", "text": _text(content, f"{place}.text")})
         else:
-            media.append(_medium(part, place))
+            media.append(Medium(_PARTS[kind], _medium(content, kind, f"{place}.{kind}")))
             parts.append({"type": "image" if media[-1].kind == "images" else "audio"})
     return parts
 
 
-def check_only_text(messages: Messages) -> None:
-    """Check messages for a model that reads text only."""
-    for number, message in enumerate(messages):
-        content = message["content"]
-        kinds = [] if isinstance(content, str) else [part["type"] for part in content]
-        other = next((kind for kind in kinds if kind != "text"), None)
-        if other is not None:
-            raise ChatError(
-                f"messages[{number}] has a part of the type {other!r}, but this model reads text "
-                "only. Leave it out, or use a model that reads it."
-            )
-
-
-def _medium(part: Message, where: str) -> Medium:
-    """The image or sound of a part: the bytes in its data, or what the caller gave."""
-    kind = part["type"]
-    if kind in ("image", "audio"):
-        value = part.get(kind)
-        # A path in a request of a stranger would show files of this machine.
-        if value is None or isinstance(value, str):
-            content = "pixels" if kind == "image" else "samples"
-            raise ChatError(
-                f"{where}.{kind}: expected the bytes of a file, a pathlib.Path or an array of "
-                f"{content}, got {shown(value)}."
-            )
-        return Medium("images" if kind == "image" else "sounds", value)
+def _medium(value: Any, kind: str, where: str) -> Any:
+    """The bytes in the data of a part, or what the caller of Python gave."""
     if kind == "input_audio":
-        return Medium("sounds", _audio(part, where))
-    return Medium("images", _image(part, where))
-
-
-def _audio(part: Message, where: str) -> bytes:
-    """The sound of a part of OpenAI: its data in base64; `format` is not needed to decode it."""
-    sound = _object(part.get("input_audio"), f"{where}.input_audio")
-    _check_fields(sound, ("data", "format"), f"{where}.input_audio")
-    data = sound.get("data")
-    if not isinstance(data, str):
-        raise ChatError(f"{where}.input_audio.data: expected base64, got {shown(data)}.")
-    return _decoded(data, f"{where}.input_audio.data")
-
-
-def _image(part: Message, where: str) -> bytes:
-    """The image in the data URL of a part."""
-    url = _object(part.get("image_url"), f"{where}.image_url").get("url")
-    head, comma, data = (url if isinstance(url, str) else "").partition(",")
-    if not (comma and head.startswith("data:") and head.endswith(";base64")):
-        raise ChatError(
-            f"{where}.image_url.url: expected data:image/...;base64,..., got {shown(url)}. Nothing "
-            "is downloaded: send the image itself."
-        )
-    return _decoded(data, f"{where}.image_url.url")
+        # `format` is not needed to decode it
+        data = _object(value, where, "data", "format").get("data")
+        return _decoded(_text(data, f"{where}.data"), f"{where}.data")
+    if kind == "image_url":
+        url = _object(value, where).get("url")
+        head, comma, data = (url if isinstance(url, str) else "").partition(",")
+        if not (comma and head.startswith("data:") and head.endswith(";base64")):
+            advice = " Nothing is downloaded: send the image itself."
+            raise _wrong(f"{where}.url", "data:image/...;base64,...", url, advice)
+        return _decoded(data, f"{where}.url")
+    # a path in a request of a stranger would show files of this machine
+    if value is None or isinstance(value, str):
+        content = "pixels" if kind == "image" else "samples"
+        raise _wrong(where, f"the bytes of a file, a pathlib.Path or an array of {content}", value)
+    return value
 
 
 def _decoded(data: str, where: str) -> bytes:
@@ -249,25 +218,25 @@ def _decoded(data: str, where: str) -> bytes:
         raise ChatError(f"{where}: invalid base64: {error}.") from error
 
 
+# --- calls and tools ------------------------------------------------------------------------------
+
+
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
     if not _is_list(value) or not value:
-        raise ChatError(f"{where}: expected a list of calls, got {_got(value)}. Leave it out.")
+        raise _wrong(where, "a list of calls", value, " Leave it out.")
     calls = []
     for number, item in enumerate(value):
         place = f"{where}[{number}]"
-        call, function = _function(item, place, ("name", "arguments"), others=("id", "index"))
+        call, function = _function(item, place, "arguments", others=("id", "index"))
         call.pop("index", None)  # the place in the list; OpenAI's client keeps that of a stream
         if "id" in call:
             call["id"] = _name(call["id"], f"{place}.id")
-        call["function"] = {
-            "name": _name(function.get("name"), f"{place}.function.name"),
-            "arguments": _arguments(function.get("arguments", {}), f"{place}.function.arguments"),
-        }
-        calls.append(call)
+        arguments = _arguments(function.get("arguments", {}), f"{place}.function.arguments")
+        calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
     return calls
 
 
-def _arguments(value: Any, where: str) -> dict[str, Any]:
+def _arguments(value: Any, where: str) -> _Arguments:
     data = value
     if isinstance(value, str):
         try:
@@ -275,7 +244,7 @@ def _arguments(value: Any, where: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise ChatError(f"{where}: expected a JSON object, got {error}.") from error
     if not isinstance(data, Mapping):
-        raise ChatError(f"{where}: expected an object or its JSON, got {_got(data)}.")
+        raise _wrong(where, "an object or its JSON", data)
     arguments = _Arguments(plain(data, where))
     is_json = isinstance(value, str)
     arguments.text = str(value) if is_json else json.dumps(arguments, ensure_ascii=False)
@@ -283,77 +252,75 @@ def _arguments(value: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(value: Any, where: str) -> dict[str, Any]:
-    fields = ("name", "description", "parameters", "strict", "return")
-    tool, function = _function(value, where, fields)
-    _name(function.get("name"), f"{where}.function.name")
-    if "description" in function:
-        _text(function["description"], f"{where}.function.description")
-    if "parameters" in function and not isinstance(function["parameters"], Mapping):
-        raise ChatError(
-            f"{where}.function.parameters: expected a JSON schema, got "
-            f"{_got(function['parameters'])}."
-        )
+    tool, function = _function(value, where, "description", "parameters", "strict", "return")
+    _text(function.get("description", ""), f"{where}.function.description")
+    parameters = function.get("parameters", {})
+    if not isinstance(parameters, Mapping):
+        raise _wrong(f"{where}.function.parameters", "a JSON schema", parameters)
     return {**tool, "function": plain(function, f"{where}.function")}
 
 
 def _function(
-    value: Any, where: str, fields: Sequence[str], *, others: Sequence[str] = ()
+    value: Any, where: str, *fields: str, others: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Validate a tool or a call, and its function; return both.
 
-    The first keeps the order of its fields, since some templates print it as it is.
+    Fields keep their order, since some templates print tools and calls as they are.
     """
-    outer = _object(value, where)
-    _check_fields(outer, (*others, "type", "function"), where)
-    if not _is_one_of(outer.get("type", "function"), ("function",)):
-        raise ChatError(f'{where}.type: expected "function", got {shown(outer["type"])}.')
-    function = _object(outer.get("function"), f"{where}.function")
-    _check_fields(function, fields, f"{where}.function")
+    outer = _object(value, where, *others, "type", "function")
+    _one_of(("function",), outer.get("type", "function"), f"{where}.type")
+    function = _object(outer.get("function"), f"{where}.function", "name", *fields)
+    _name(function.get("name"), f"{where}.function.name")
     return {**outer, "type": "function"}, function
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _object(value: Any, where: str, *allowed: str) -> dict[str, Any]:
     """Copy an object without notes and the fields that are `None`."""
     if not isinstance(value, Mapping):
-        raise ChatError(f"{where}: expected an object, got {_got(value)}.")
-    return {key: item for key, item in value.items() if item is not None and key not in _NOTES}
+        raise _wrong(where, "an object", value)
+    fields = {key: item for key, item in value.items() if item is not None and key not in _NOTES}
+    other = next((key for key in fields if allowed and key not in allowed), None)
+    if other is not None:
+        raise _wrong(where, ", ".join(allowed), other, " Leave it out.")
+    return fields
 
 
-def _check_fields(value: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in value:
-        if key not in allowed:
-            raise ChatError(
-                f"{where}: expected {', '.join(allowed)}, got {shown(key)}. Leave it out."
-            )
+def _one_of(texts: Collection[str], value: Any, where: str) -> str:
+    # `in` alone would compare arrays element by element
+    if not (isinstance(value, str) and value in texts):
+        raise _wrong(where, ", ".join(texts), value)
+    return str(value)
 
 
-def _text(value: Any, where: str, *, most: int | None = None) -> str:
+def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ChatError(f"{where}: expected text, got {_got(value)}.")
-    if most is not None and len(value) > most:
-        raise ChatError(f"{where}: expected at most {most} characters, got {len(value)}.")
+        raise _wrong(where, "text", value)
+    return str(value)
+
+
+def _title(value: Any, where: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise _wrong(where, f"at most {MAX_NAME} characters", value)
     return str(value)
 
 
 def _name(value: Any, where: str) -> str:
-    text = _text(value, where)
-    if not is_name(text):
-        raise ChatError(
-            f"{where}: expected at most 128 letters, digits and _.:/-, got {text[:40]!r}."
-        )
-    return text
-
-
-def _is_one_of(value: Any, texts: Sequence[str]) -> bool:
-    """Whether a value is one of the texts; `in` alone would compare arrays element by element."""
-    return isinstance(value, str) and value in texts
+    if not isinstance(value, str) or not is_name(value):
+        raise _wrong(where, f"at most {MAX_NAME} letters, digits and _.:/-", value)
+    return str(value)
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _got(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"a list of {len(value)}" if _is_list(value) else f"a {type(value).__name__}"
+def _wrong(where: str, expected: str, value: Any, advice: str = "") -> ChatError:
+    return ChatError(f"{where}: expected {expected}, got {shown(value)}.{advice}")
+
+
+_FIELDS: Mapping[str, Callable[[Any, str], Any]] = {
+    "reasoning_content": _text, "tool_calls": _tool_calls, "name": _title, "tool_call_id": _name,
+}  # fmt: skip
