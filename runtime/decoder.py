@@ -29,7 +29,6 @@ from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.media_source import source_of
 from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.serving.service import ServeOptions, Service
@@ -65,8 +64,8 @@ class Decoder(ChatModel):
         features, pictures = bundle.manifest.features, engine.pictures
         media = None
         if encoder is not None and features is not None and pictures is not None:
-            source = source_of(encoder.manifest, None)
-            media = MediaReader(encoder._engine, source, features, pictures)
+            rows = encoder.rows
+            media = MediaReader(rows.reader, rows.vectors, features, pictures)
         self._reader = cache(  # by tokenizer
             lambda own: RequestReader(bundle, own, adapters=self._adapters, media=media)
         )

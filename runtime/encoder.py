@@ -9,13 +9,19 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
+from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer, answer_call
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
-from ortolan.runtime.encoding.calls import EncoderCalls
-from ortolan.runtime.encoding.classification import Classification
-from ortolan.runtime.encoding.filling import Filling
-from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
+from ortolan.runtime.encoding.classification import Classification, classify_call
+from ortolan.runtime.encoding.filling import Filling, fill_call
+from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.encoding.token_classification import (
+    Aggregation,
+    TokenClassification,
+    classify_tokens_call,
+)
+from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_call, wave_call
+from ortolan.runtime.encoding.zero_shot import classify_as_call
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.media_source import source_of
@@ -58,12 +64,9 @@ class Encoder(Model):
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
         self._texts = texts
-        self._reader = source_of(bundle.manifest, self.tokenizer)
-        self._calls = EncoderCalls(
-            engine,
-            self._reader,
-            output,
-            None if texts is None else lru_cache(LABEL_SETS)(partial(_embedded, texts)),
+        self.rows = Rows(engine, source_of(bundle.manifest, self.tokenizer), output)
+        self._embed_texts = (
+            None if texts is None else lru_cache(LABEL_SETS)(partial(_embedded, texts))
         )
 
     @property
@@ -99,14 +102,14 @@ class Encoder(Model):
             ContextLengthError: a text is too long.
             InputError: an input is empty or of the wrong kind, or there is no such prompt.
         """
-        return self._run(self._calls.embed(inputs, prompt=prompt, truncate=truncate))
+        return self._run(embed_call(self.rows, inputs, prompt=prompt, truncate=truncate))
 
     def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
         """Score the labels of each input, as transformers' pipelines do.
 
         Same arguments and errors as `embed`. Raises BundleKindError if the encoder has no labels.
         """
-        return self._run(self._calls.classify(inputs, truncate=truncate))
+        return self._run(classify_call(self.rows, inputs, truncate=truncate))
 
     def classify_as(
         self,
@@ -146,8 +149,14 @@ class Encoder(Model):
             ContextLengthError: a text is too long with a label, or the sentence of a label.
         """
         return self._run(
-            self._calls.classify_as(
-                inputs, labels, multi_label=multi_label, template=template, truncate=truncate
+            classify_as_call(
+                self.rows,
+                inputs,
+                labels,
+                embed_texts=self._embed_texts,
+                multi_label=multi_label,
+                template=template,
+                truncate=truncate,
             )
         )
 
@@ -169,7 +178,7 @@ class Encoder(Model):
             InputError: an input is empty or not a text, or there is no such aggregation.
         """
         return self._run(
-            self._calls.classify_tokens(inputs, aggregation=aggregation, truncate=truncate)
+            classify_tokens_call(self.rows, inputs, aggregation=aggregation, truncate=truncate)
         )
 
     def answer(
@@ -202,7 +211,8 @@ class Encoder(Model):
             TokenizerError: the question leaves no more than `stride` tokens of a window.
         """
         return self._run(
-            self._calls.answer(
+            answer_call(
+                self.rows,
                 question,
                 context,
                 max_answer_tokens=max_answer_tokens,
@@ -227,7 +237,7 @@ class Encoder(Model):
             InputError: the text has no blank, or an argument is invalid.
             TokenizerError: the tokenizer has no token for blanks.
         """
-        return self._run(self._calls.fill(text, self.tokenizer, top=top))
+        return self._run(fill_call(self.rows, text, self.tokenizer, top=top))
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.
@@ -236,7 +246,7 @@ class Encoder(Model):
             float32 `(tokens, width)` per input. The tokens of an image are its patches, after the
             model's class token and registers, if it has them; those of a sound are its vectors.
         """
-        return self._run(self._calls.states(inputs, truncate=truncate))
+        return self._run(states_call(self.rows, inputs, truncate=truncate))
 
     def logits(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute logits for each token of each input. Same arguments and errors as `embed`.
@@ -246,7 +256,7 @@ class Encoder(Model):
         Returns:
             float32 `(tokens, vocab)` per input.
         """
-        return self._run(self._calls.logits(inputs, truncate=truncate))
+        return self._run(logits_call(self.rows, inputs, truncate=truncate))
 
     @overload
     def transcribe(self, sound: Sound, **options: Unpack[CtcOptions]) -> Transcript: ...
@@ -282,7 +292,7 @@ class Encoder(Model):
         """
         transcriber = CtcTranscriber(
             self.manifest,
-            lambda wave_N: self._run(self._calls.wave_logits(wave_N)),
+            lambda wave_N: self._run(wave_call(self.rows, wave_N)),
             options=options,
         )
         if isinstance(sound, list):
@@ -303,13 +313,13 @@ class Encoder(Model):
             InputError: an option is invalid.
         """
         self._engine.check_process()
-        return EncoderService(self._engine, self._calls, **options)
+        return EncoderService(self._engine, self.rows, **options)
 
     def _run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""
         for indices in batches([item.length for item in call.items]):
             items = [call.items[index] for index in indices]
-            for item, output in zip(items, self._calls.rows.compute(items), strict=True):
+            for item, output in zip(items, self.rows.compute(items), strict=True):
                 call.put(item, output)
             if call.is_done:
                 break

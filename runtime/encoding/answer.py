@@ -7,17 +7,23 @@ Shape letters: T tokens of a window.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.encoding.call import Row
+from ortolan.runtime.encoding.call import EncoderCall, Row
+from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.ids import WindowIds
 
 ANSWER_TOKENS = 15
 """Default maximum length of an answer in tokens, as in transformers."""
+
+WINDOW_TOKENS, STRIDE = 384, 128
+"""Length of a window of a context, and default overlap of two, in tokens, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +43,44 @@ class Answer:
     end: int
 
 
-def checked_answer(
-    question: object, context: object, *, max_answer_tokens: int, stride: int | None
-) -> None:
-    """Check the arguments of `Encoder.answer`."""
+def answer_call(
+    rows: Rows,
+    question: str,
+    context: str,
+    *,
+    max_answer_tokens: int,
+    stride: int | None,
+    allow_none: bool,
+) -> EncoderCall[Answer]:
+    """See `Encoder.answer`."""
+    rows.expect("spans", what="answer", expected="a model for question answering")
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{name} must be a text that is not empty (got {shown(text)}).")
-    for name, value, least in (("max_answer_tokens", max_answer_tokens, 1), ("stride", stride, 0)):
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_number and value >= least):
-            raise InputError(f"{name} must be an integer from {least} on (got {shown(value)}).")
+    most = checked_count("max_answer_tokens", max_answer_tokens)
+    allow_none = checked_flag("allow_none", allow_none)
+    max_tokens = min(WINDOW_TOKENS, rows.reader.max_tokens)
+    if stride is None:
+        stride = min(max_tokens // 2, STRIDE)
+    stride = checked_count("stride", stride, least=0)
+    windows = rows.reader.read_windows(question, context, max_tokens=max_tokens, stride=stride)
+    return EncoderCall(
+        [rows.item(ids, index) for index, ids in enumerate(windows)],
+        partial(
+            answered,
+            windows=windows,
+            context=context,
+            max_answer_tokens=most,
+            allow_none=allow_none,
+        ),
+    )
 
 
 def answered(
     rows: Sequence[Row],
+    *,
     windows: Sequence[WindowIds],
     context: str,
-    *,
     max_answer_tokens: int,
     allow_none: bool,
 ) -> Answer:

@@ -24,23 +24,15 @@ class Item:
 
     Attributes:
         index: position in the call.
-        is_alone: whether the call has no other.
         length: number of tokens; of an image, roughly; vectors of a wave.
         ids: token ids of a text, or a wave.
         image: read when it is computed, since pixels need far more memory than files.
     """
 
     index: int
-    is_alone: bool
     length: int
     ids: Source | None = None
     image: Any = None
-
-    def error(self, error: OrtolanError) -> OrtolanError:
-        """An error of this input, with its position if there are others."""
-        if self.is_alone or not isinstance(error, InputError):
-            return error
-        return type(error)(f"input {self.index}: {error}")
 
 
 class EncoderCall(Generic[R]):
@@ -72,7 +64,7 @@ class EncoderCall(Generic[R]):
     def put(self, item: Item, output: Row | OrtolanError) -> None:
         """Take the output of an input, or its error, which ends the call."""
         if isinstance(output, OrtolanError):
-            self.fail(output)
+            self.fail(at_input(item.index, output) if len(self.items) > 1 else output)
         else:
             self._rows[item.index] = output
 
@@ -93,3 +85,8 @@ class EncoderCall(Generic[R]):
         if not self.is_done:
             raise InputError("result: the call has not ended.")
         return self._finish([self._rows[index] for index in range(len(self.items))])
+
+
+def at_input(index: int, error: OrtolanError) -> OrtolanError:
+    """The error of one of several inputs, with its position."""
+    return type(error)(f"input {index}: {error}") if isinstance(error, InputError) else error

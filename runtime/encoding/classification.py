@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
+from ortolan.runtime.bundle.labels import distinct, named_scores
+from ortolan.runtime.bundle.manifest import wrong_kind
+from ortolan.runtime.encoding.call import EncoderCall, Row
+from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import BundleKindError
+from ortolan.runtime.inputs.source import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,27 @@ class Classification:
                 "The scores of this model are not probabilities. Use score or scores."
             )
         return self.scores
+
+
+def classify_call(
+    rows: Rows, inputs: Inputs, *, truncate: bool
+) -> EncoderCall[list[Classification]]:
+    """See `Encoder.classify`."""
+    kind = rows.manifest.output_kind
+    function = kind.scores
+    if function is None or kind.by_token:
+        raise wrong_kind(rows.manifest, what="classify", expected="an encoder with labels")
+    labels = distinct(rows.output.labels)
+
+    def finish(outputs: list[Row]) -> list[Classification]:
+        return [
+            classification(
+                named_scores(row, function, labels), are_probabilities=function != "none"
+            )
+            for row in outputs
+        ]
+
+    return rows.call(inputs, finish, truncate=truncate)
 
 
 def classification(scores: dict[str, float], *, are_probabilities: bool = True) -> Classification:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.errors import InputError, TokenizerError
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.encoding.call import EncoderCall
+from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.errors import InputError, TokenizerError, shown
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 """How models write a blank: BERT and its kin, RoBERTa and its kin, EuroBERT."""
@@ -44,6 +47,22 @@ class Filling:
 
     text: str
     blanks: tuple[tuple[Candidate, ...], ...]
+
+
+def fill_call(
+    rows: Rows, text: str, tokenizer: Tokenizer | None, *, top: int
+) -> EncoderCall[Filling]:
+    """See `Encoder.fill`."""
+    rows.expect("logits", what="fill", expected="an encoder with a language model's head")
+    if not isinstance(text, str):
+        raise InputError(f"fill needs a text with a blank (got {shown(text)}).")
+    if tokenizer is None:
+        raise no_tokenizer("text")
+    top = checked_count("top", top)
+    items = rows.items(text, truncate=False)
+    (ids,) = [item.ids for item in items if isinstance(item.ids, list)]
+    places = blanks_of(ids, tokenizer)
+    return EncoderCall(items, lambda outputs: filled(outputs[0], ids, places, tokenizer, top=top))
 
 
 def blanks_of(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

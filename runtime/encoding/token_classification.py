@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.labels import scores_of
+from ortolan.runtime.encoding.call import EncoderCall, Row
+from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TokenSpan
+from ortolan.runtime.inputs.source import Inputs
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How tokens become entities. `none`: each token is one. `simple`: neighbours of one label are one.
@@ -60,14 +63,22 @@ class TokenClassification:
     entities: tuple[LabeledSpan, ...]
 
 
-def checked_aggregation(value: str) -> Aggregation:
-    """Return the argument. Raises InputError unless it is an `Aggregation`."""
-    for known in get_args(Aggregation):
-        if value == known:
-            checked: Aggregation = known
-            return checked
-    names = ", ".join(get_args(Aggregation))
-    raise InputError(f"aggregation must be one of {names} (got {shown(value)}).")
+def classify_tokens_call(
+    rows: Rows, inputs: Inputs, *, aggregation: Aggregation, truncate: bool
+) -> EncoderCall[list[TokenClassification]]:
+    """See `Encoder.classify_tokens`."""
+    rows.expect("token_labels", what="classify_tokens", expected="labels for each token")
+    if aggregation not in get_args(Aggregation):
+        names = ", ".join(get_args(Aggregation))
+        raise InputError(f"aggregation must be one of {names} (got {shown(aggregation)}).")
+    items = rows.items(inputs, truncate=truncate, spans=True)
+    texts = [item.ids for item in items if isinstance(item.ids, SpannedIds)]
+
+    def finish(outputs: list[Row]) -> list[TokenClassification]:
+        pairs = zip(outputs, texts, strict=True)
+        return [classified(row, ids, rows.output.labels, aggregation) for row, ids in pairs]
+
+    return EncoderCall(items, finish)
 
 
 def classified(

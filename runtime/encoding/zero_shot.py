@@ -6,7 +6,8 @@ and Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training").
 Shape letters: N inputs, L labels, C classes of the model, W width of an embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import named_scores, ranked, scores_of
+from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.bundle.parts import Comparison
-from ortolan.runtime.encoding.call import Row
+from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification, classification
+from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import as_list
+from ortolan.runtime.inputs.source import Inputs, as_list
 
 TEMPLATE = "This example is {}."
 """Default hypothesis about a text, as in transformers."""
@@ -27,14 +30,55 @@ TEMPLATE = "This example is {}."
 IMAGE_TEMPLATE = "This is a photo of {}."
 """Default sentence about an image, as in transformers."""
 
-
-def entailment_of(labels: Sequence[str]) -> int | None:
-    """Index of the entailment label, found by its name; None without one."""
-    found = [n for n, label in enumerate(labels) if label.lower().startswith("entail")]
-    return found[0] if found and len(labels) > 1 else None
+EmbedTexts = Callable[[tuple[str, ...], bool], NDArray[np.float32]]
+"""Embeds texts, `(texts, width)`; the flag cuts those that are too long."""
 
 
-def sentences_of(labels: Any, template: Any) -> list[str]:
+def classify_as_call(
+    rows: Rows,
+    inputs: Inputs,
+    labels: Sequence[str],
+    *,
+    embed_texts: EmbedTexts | None,
+    multi_label: bool,
+    template: str | None,
+    truncate: bool,
+) -> EncoderCall[list[Classification]]:
+    """See `Encoder.classify_as`."""
+    comparison = rows.manifest.texts
+    if comparison is not None and embed_texts is not None:
+        if checked_flag("multi_label", multi_label) and comparison.scores == "softmax":
+            raise InputError(
+                "multi_label: this model only says which label fits an image best, so its scores "
+                "always add up to 1. Leave it out."
+            )
+        sentences = _sentences(labels, IMAGE_TEMPLATE if template is None else template)
+        texts_LW = embed_texts(tuple(sentences), checked_flag("truncate", truncate))
+        compare = partial(compared, labels=tuple(labels), texts_LW=texts_LW, comparison=comparison)
+        return rows.call(inputs, compare, truncate=False)
+    kind = rows.manifest.output_kind
+    # the entailment label is found by its name
+    found = [n for n, own in enumerate(rows.output.labels) if own.lower().startswith("entail")]
+    if kind.scores != "softmax" or kind.by_token or not found or len(rows.output.labels) < 2:
+        expected = "a classifier with an entailment label, or encoders of images and of texts"
+        raise wrong_kind(rows.manifest, what="classify_as", expected=expected)
+    hypotheses, texts = (
+        _sentences(labels, TEMPLATE if template is None else template),
+        as_list(inputs),
+    )
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(
+                f"Scoring your own labels needs texts, not ids or images (got {shown(text)})."
+            )
+    return rows.call(
+        [(text, hypothesis) for text in texts for hypothesis in hypotheses],
+        partial(entailed, labels=tuple(labels), entailment=found[0], multi_label=multi_label),
+        truncate=truncate,
+    )
+
+
+def _sentences(labels: Any, template: Any) -> list[str]:
     """Put each label into the template."""
     if not isinstance(template, str) or template.count("{}") != 1:
         raise InputError(
@@ -48,18 +92,6 @@ def sentences_of(labels: Any, template: Any) -> list[str]:
     if len(set(labels)) < len(labels):
         raise InputError(f"labels must be unique (got {shown(list(labels))}).")
     return [template.replace("{}", label) for label in labels]
-
-
-def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
-    """Pair each text with the hypothesis of each label."""
-    hypotheses = sentences_of(labels, template)
-    texts = as_list(inputs)
-    for text in texts:
-        if not isinstance(text, str):
-            raise InputError(
-                f"Scoring your own labels needs texts, not ids or images (got {shown(text)})."
-            )
-    return [(text, hypothesis) for text in texts for hypothesis in hypotheses]
 
 
 def entailed(
@@ -76,15 +108,6 @@ def entailed(
         numbers_NL = numbers_NL - logits_NLC[..., contradiction]
         function = "sigmoid"
     return [classification(named_scores(row_L, function, labels)) for row_L in numbers_NL]
-
-
-def check_multi_label(comparison: Comparison, *, multi_label: bool) -> None:
-    """Raise InputError if the model cannot score labels independently."""
-    if checked_flag("multi_label", multi_label) and comparison.scores == "softmax":
-        raise InputError(
-            "multi_label: this model only says which label fits an image best, so its scores "
-            "always add up to 1. Leave it out."
-        )
 
 
 def logits_of(

@@ -1,15 +1,13 @@
 """Turns the images or sounds of a prompt into vectors for a decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.parts import Features, Tiles
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import Picture, Pictures
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.medium import Medium
@@ -29,10 +27,14 @@ class MediaReader:
     """Computes the vectors of images or sounds, or finds those of an earlier prompt."""
 
     def __init__(
-        self, encoder: Engine, source: SourceReader, features: Features, pictures: Pictures
+        self,
+        source: SourceReader,
+        vectors: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+        features: Features,
+        pictures: Pictures,
     ) -> None:
-        self._encoder = encoder
         self._source = source
+        self._vectors_of = vectors
         self._features = features
         self._pictures = pictures
 
@@ -66,13 +68,5 @@ class MediaReader:
         return Seen(picture, picture.between(tokens, token, counts))
 
     def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        vectors = [vectors_of(self._encoder, self._source, part) for part in parts]
+        vectors = [self._vectors_of(part) for part in parts]
         return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
-
-
-def vectors_of(
-    encoder: Engine, source: SourceReader, values: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Compute the vectors of an image, a tile or a part of a sound, `(vectors, width)`."""
-    vectors: NDArray[np.float32] = encoder.encode(source.feeds([values]))[OUTPUT][0]
-    return vectors[: source.vectors(values)]  # silence fills the last chunk of a sound

@@ -91,7 +91,7 @@ class EncoderQueue:
         tried = [replace(waiting, failures=waiting.failures + 1) for waiting in failed]
         for waiting in tried:
             if waiting.failures >= TRIES:
-                waiting.call.fail(waiting.item.error(typed(error)))
+                waiting.call.put(waiting.item, typed(error))
         self._waiting[:0] = [waiting for waiting in tried if not waiting.call.is_done]
         self._forget({waiting.call for waiting in tried if waiting.call.is_done})
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
 from ortolan.runtime.encoding.call import EncoderCall, Row
-from ortolan.runtime.encoding.calls import EncoderCalls
-from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.classification import Classification, classify_call
+from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_call, wave_call
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
@@ -86,14 +87,12 @@ class EncoderService(BaseService):
         InputError: an option is invalid.
     """
 
-    def __init__(
-        self, engine: Engine, calls: EncoderCalls, **options: Unpack[EncoderServeOptions]
-    ) -> None:
+    def __init__(self, engine: Engine, rows: Rows, **options: Unpack[EncoderServeOptions]) -> None:
         refuse_unknown("serve", options, EncoderServeOptions.__optional_keys__)
         queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
-        self._calls = calls
+        self._rows = rows
         self._counts = _EncoderCounts()
-        self._encoder_queue = EncoderQueue(calls.rows)
+        self._encoder_queue = EncoderQueue(rows)
         super().__init__(
             engine,
             Worker(self._encoder_queue, engine=engine, slots=0, queue=queue, counts=self._counts),
@@ -122,7 +121,9 @@ class EncoderService(BaseService):
             OrtolanError: what `Encoder.embed` raises.
         """
         return self._submit(
-            inputs, priority, lambda: self._calls.embed(inputs, prompt=prompt, truncate=truncate)
+            inputs,
+            priority,
+            lambda: embed_call(self._rows, inputs, prompt=prompt, truncate=truncate),
         )
 
     def classify(
@@ -130,20 +131,24 @@ class EncoderService(BaseService):
     ) -> EncoderTicket[list[Classification]]:
         """Submit inputs, to be classified. Same arguments and errors as `embed`."""
         return self._submit(
-            inputs, priority, lambda: self._calls.classify(inputs, truncate=truncate)
+            inputs, priority, lambda: classify_call(self._rows, inputs, truncate=truncate)
         )
 
     def states(
         self, inputs: Inputs, *, truncate: bool = False, priority: int = 0
     ) -> EncoderTicket[list[Row]]:
         """Submit inputs, for `Encoder.states`. Same arguments and errors as `embed`."""
-        return self._submit(inputs, priority, lambda: self._calls.states(inputs, truncate=truncate))
+        return self._submit(
+            inputs, priority, lambda: states_call(self._rows, inputs, truncate=truncate)
+        )
 
     def logits(
         self, inputs: Inputs, *, truncate: bool = False, priority: int = 0
     ) -> EncoderTicket[list[Row]]:
         """Submit inputs, for `Encoder.logits`. Same arguments and errors as `embed`."""
-        return self._submit(inputs, priority, lambda: self._calls.logits(inputs, truncate=truncate))
+        return self._submit(
+            inputs, priority, lambda: logits_call(self._rows, inputs, truncate=truncate)
+        )
 
     def transcribe(self, sound: Sound, **options: Unpack[CtcOptions]) -> Transcript:
         """Transcribe a sound with CTC, and wait for it. Other requests come between its windows.
@@ -160,7 +165,7 @@ class EncoderService(BaseService):
         submit = patiently(self._submit_call)
 
         def compute(wave_N: NDArray[np.float32]) -> Row:
-            return waited(submit(self._calls.wave_logits(wave_N), 0).result)
+            return waited(submit(wave_call(self._rows, wave_N), 0).result)
 
         with self._counting_refusals():
             transcriber = CtcTranscriber(self._engine.manifest, compute, options=options)

@@ -69,7 +69,7 @@ def test_tiles_are_those_of_transformers(name: str, runs: Runs) -> None:
     for size, channels in itertools.product([*SIZES, *sides], (1, 3, 4)):
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
-        parts = encoder._reader.cut(values, found)
+        parts = encoder.rows.reader.cut(values, found)
         theirs = processor(image, **keys)
         if name == "internvl":
             expected = theirs["pixel_values"]
@@ -131,7 +131,7 @@ def test_patches_are_those_of_transformers(runs: Runs) -> None:
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
         theirs = processor(image, return_tensors="np")
-        pixels = run.model._reader.pixels(values)
+        pixels = run.model.rows.reader.pixels(values)
         rows, columns = theirs["spatial_shapes"][0].tolist()
         assert pixels.shape == (3, 2 * rows, 2 * columns)
         expected = theirs["pixel_values"][0][: rows * columns]
