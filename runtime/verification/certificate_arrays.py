@@ -4,7 +4,8 @@ Little-endian and row by row, each from an offset that is a multiple of 4 bytes,
 language reads them without a library.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,19 +27,18 @@ Size = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
 
 
 class ListedArray(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An array of certificate.bin.
-
-    Attributes:
-        name: as in `Certificate` and its reference.
-        dtype: type of the elements.
-        shape: sizes of the axes.
-        offset: first byte in the file.
-    """
+    """An array of certificate.bin, named as in `Certificate` and its reference."""
 
     name: Label
     dtype: Literal["int32", "float32", "uint8"]
     shape: Annotated[tuple[Size, ...], Meta(max_length=4)]
     offset: Size
+
+    @property
+    def end(self) -> int:
+        """Where the next array begins."""
+        size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.offset + size + -size % ALIGNMENT
 
 
 def damaged(expected: str, got: str) -> CertificateError:
@@ -51,11 +51,11 @@ def damaged(expected: str, got: str) -> CertificateError:
 
 def listed(shapes: Shapes) -> tuple[ListedArray, ...]:
     """List arrays of these types and shapes, with their places in the file."""
-    arrays, offset = [], 0
+    arrays: list[ListedArray] = []
     for name, (dtype, shape) in shapes.items():
         kind: Any = dtype.name
+        offset = arrays[-1].end if arrays else 0
         arrays.append(ListedArray(name=name, dtype=kind, shape=shape, offset=offset))
-        offset += -(-_bytes(dtype, shape) // ALIGNMENT) * ALIGNMENT
     return tuple(arrays)
 
 
@@ -68,19 +68,14 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(data: bytes, expected: Shapes) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a file."""
-    places = listed(expected)
-    size = sum(-(-_bytes(*shape) // ALIGNMENT) * ALIGNMENT for shape in expected.values())
-    if len(data) != size:
-        raise damaged(f"{size} bytes of arrays", f"{len(data)}")
+def unpack(data: bytes, places: Sequence[ListedArray]) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a file, as listed."""
+    if len(data) != places[-1].end:
+        raise damaged(f"{places[-1].end} bytes of arrays", f"{len(data)}")
     arrays = {}
-    for place, (dtype, shape) in zip(places, expected.values(), strict=True):
-        count = int(np.prod(shape, dtype=np.int64))
+    for place in places:
+        dtype = np.dtype(place.dtype)
+        count = math.prod(place.shape)
         values = np.frombuffer(data, dtype.newbyteorder("<"), count, place.offset)
-        arrays[place.name] = values.astype(dtype, copy=False).reshape(shape)
+        arrays[place.name] = values.astype(dtype, copy=False).reshape(place.shape)
     return arrays
-
-
-def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    return dtype.itemsize * int(np.prod(shape, dtype=np.int64))

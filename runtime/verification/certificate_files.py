@@ -129,7 +129,7 @@ def decode_certificate(
     expected = _expected_arrays(document, manifest)
     if document.arrays != listed(expected):
         raise damaged(f"the arrays {', '.join(expected)}", "others")
-    arrays = unpack(read_arrays(), expected)
+    arrays = unpack(read_arrays(), document.arrays)
     _check_values(arrays, manifest)
     lengths = [probe.length for probe in document.probes]
     if arrays["lengths"].tolist() != lengths:

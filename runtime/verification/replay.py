@@ -34,10 +34,9 @@ from ortolan.runtime.verification.comparison import Comparison
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.first_load import first_load
 from ortolan.runtime.verification.probe_runs import compute, total_positions
-from ortolan.runtime.verification.report import ExactReport, Report
+from ortolan.runtime.verification.report import Report
 from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.verification.verified import remember, stamps
-from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
 _VERDICTS = ("PASS", "AMBIGUOUS", "FAIL")
@@ -85,31 +84,41 @@ def verify(
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
-    chosen = _device(bundle, device)
+    works = partial(obstacle, precision=bundle.manifest.precision)
+    chosen = choose_device(device, bundle.manifest.devices, works).device
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     cores = chosen_threads(threads, bundle.manifest)
     weights = check_weights(bundle, own.weights, threads=cores, device=chosen)
-    _check_memory(bundle, certificate)
+    RequestMemory(bundle.manifest).check(
+        tokens=max(probe.length for probe in certificate.probes),
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
+    )
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
-    report = _judged(report, weights, _check_surroundings(bundle, own), identical)
+    around = _check_surroundings(bundle, own)
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
-    report = _with_parts(report, bundle, same, isolate=isolate)
-    report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
+    # opening them checks that they are the right ones
+    parts = {name: same(part.path, isolate=isolate) for name, part in open_parts(bundle).items()}
+    is_wrong = weights.wrong or (around is not None and around.wrong)
+    verdicts = ("FAIL" if is_wrong else report.verdict, *(part.verdict for part in parts.values()))
+    report = msgspec.structs.replace(
+        report,
+        verdict=max(verdicts, key=_VERDICTS.index),
+        weights=weights,
+        surroundings=around,
+        exact=identical,
+        seconds=time.monotonic() - started,
+        **parts,
+    )
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
-
-
-def _device(bundle: Bundle, device: str) -> str:
-    """The device in use; same errors as `choose_device`."""
-    works = partial(obstacle, precision=bundle.manifest.precision)
-    return choose_device(device, bundle.manifest.devices, works).device
 
 
 def replay(
@@ -134,50 +143,11 @@ def replay(
     )
 
 
-def _judged(
-    report: Report,
-    weights: WeightsReport,
-    around: SurroundingsReport | None,
-    exact: ExactReport | None,
-) -> Report:
-    """The report of a whole model with those of its parts."""
-    is_wrong = weights.wrong or (around is not None and around.wrong)
-    verdict = "FAIL" if is_wrong else report.verdict
-    return msgspec.structs.replace(
-        report, weights=weights, surroundings=around, exact=exact, verdict=verdict
-    )
-
-
-def _with_parts(
-    report: Report,
-    bundle: Bundle,
-    verify_part: Callable[..., Report],
-    *,
-    isolate: bool,
-) -> Report:
-    """The report of a bundle with those of the bundles in it; the worst verdict counts."""
-    # opening them checks that they are the right ones
-    parts = {
-        name: verify_part(part.path, isolate=isolate) for name, part in open_parts(bundle).items()
-    }
-    verdicts = (part.verdict for part in (report, *parts.values()))
-    return msgspec.structs.replace(report, verdict=max(verdicts, key=_VERDICTS.index), **parts)
-
-
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:
     """The certificate of the only adapter."""
     (adapter,) = adapters.opened
     return decode_certificate(
         adapter.read(JSON_NAME), lambda: adapter.read(ARRAYS_NAME), bundle.manifest
-    )
-
-
-def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
-    """Raise MemoryPlanError if the states of the longest probe cannot fit."""
-    RequestMemory(bundle.manifest).check(
-        tokens=max(probe.length for probe in certificate.probes),
-        rows=1,
-        source_tokens=max(probe.source or 0 for probe in certificate.probes),
     )
 
 

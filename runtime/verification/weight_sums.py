@@ -33,8 +33,7 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         products: weights that were multiplied, or whose rows were looked up.
-        largest_error: of one sum, relative to the sum of absolute products.
-        bound: tolerance of that.
+        largest_error: of one sum, relative to the sum of absolute products; at most `bound`.
         stored: other tensors, compared bit by bit.
     """
 

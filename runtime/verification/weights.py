@@ -38,6 +38,8 @@ from ortolan.runtime.verification.weight_sums import (
 BOUNDS: Mapping[str, float] = {"float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}
 """Tolerance of a sum relative to the sum of absolute products, by type of the activations."""
 
+Run = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+
 _FAR = 1e9
 """Stands for an infinite error, which JSON cannot hold."""
 
@@ -52,22 +54,28 @@ def check_weights(
     bundle: Bundle, expected: ExpectedWeights, *, threads: int, device: str = "cpu"
 ) -> WeightsReport:
     """Compute with each weight of a bundle alone, one at a time in memory."""
-    all_products = list(_products(bundle))
+    graphs = [bundle.read(graph.file) for graph in bundle.manifest.graphs.values()]
+    # graphs share products
+    parts = {product.graph: product for data in graphs for product in products(data)}.values()
     tensors = {tensor.name: tensor for graph in bundle.graphs.values() for tensor in graph.external}
-    read = {name for product in all_products for name in product.reads}
-    sums = expected.of_weights()
-    _check_complete(tensors, read, {product.weight for product in all_products}, expected)
-    wrong, largest, bound = [], 0.0, 0.0
-    for product in all_products:
+    others = tensors.keys() - {name for product in parts for name in product.reads}
+    for what, names, listed in (
+        ("a sum for every weight", {part.weight for part in parts}, expected.outputs.keys()),
+        ("a hash for every other tensor", others, expected.stored.keys()),
+    ):
+        if names != listed:
+            raise damaged(f"{what} of the graphs", f"a mismatch in {sorted(names ^ listed)[:4]}")
+    sums, wrong, largest, bound = expected.of_weights(), [], 0.0, 0.0
+    for product in parts:
         run = open_part(bundle, product.graph, threads=threads, device=device)
         error, most = _error(product, *sums[product.weight], run), BOUNDS[product.dtype]
         largest, bound = max(largest, error), max(bound, most)
         if not error <= most:
             wrong.append(product.weight)
-    stored = [tensors[name] for name in expected.stored]
-    wrong += [t.name for t in stored if _digest(bundle, t) != expected.stored[t.name]]
+    stored = expected.stored.items()
+    wrong += [name for name, sha256 in stored if _digest(bundle, tensors[name]) != sha256]
     return WeightsReport(
-        products=len(all_products),
+        products=len(parts),
         largest_error=largest,
         bound=bound,
         stored=len(stored),
@@ -75,36 +83,8 @@ def check_weights(
     )
 
 
-def _products(bundle: Bundle) -> Iterator[Product]:
-    """Yield each product of all graphs once."""
-    seen = set()
-    for graph in bundle.manifest.graphs.values():
-        for product in products(bundle.read(graph.file)):
-            if product.graph not in seen:
-                seen.add(product.graph)
-                yield product
-
-
-def _check_complete(
-    tensors: Mapping[str, ExternalTensor],
-    read: set[str],
-    weights: set[str],
-    expected: ExpectedWeights,
-) -> None:
-    """Check that the certificate covers exactly the tensors that the graphs read."""
-    if weights != expected.outputs.keys():
-        odd = sorted(weights ^ expected.outputs.keys())
-        raise damaged("a sum for every weight of the graphs", f"a mismatch in {odd[:4]}")
-    if tensors.keys() - read != expected.stored.keys():
-        odd = sorted((tensors.keys() - read) ^ expected.stored.keys())
-        raise damaged("a hash for every other tensor of the graphs", f"a mismatch in {odd[:4]}")
-
-
 def _error(
-    product: Product,
-    sums_RS: NDArray[np.float32],
-    sizes_S: NDArray[np.float32],
-    run: Callable[[Any], dict[str, NDArray[Any]]],
+    product: Product, sums_RS: NDArray[np.float32], sizes_S: NDArray[np.float32], run: Run
 ) -> float:
     """Return the largest error of a weight, relative to the sum of absolute products."""
     x_RK = weight_inputs(product.inputs, whole_range=product.whole_range)
@@ -120,7 +100,7 @@ def _error(
 
 
 def _outputs(
-    product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
+    product: Product, x_RK: NDArray[np.float32], run: Run
 ) -> Iterator[tuple[list[int], Sums]]:
     """Yield outputs `(R, N)` of the kernel and the numbers of their vectors."""
     if product.looks_up:
@@ -131,15 +111,11 @@ def _outputs(
         # the vectors have steps of 1/128
         entering_RK, size = (x_RK * 128 + CODE_MIDDLE).astype(np.uint8), 128 * CODE_STEP
     for rows in (_STEP, _PROMPT):
-        yield (
-            rows,
-            run({PRODUCT_INPUT: entering_RK[rows]})[PRODUCT_OUTPUT].astype(np.float64) / size,
-        )
+        outputs_RN = run({PRODUCT_INPUT: entering_RK[rows]})[PRODUCT_OUTPUT]
+        yield rows, outputs_RN.astype(np.float64) / size
 
 
-def _looked_up(
-    product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
-) -> Iterator[Sums]:
+def _looked_up(product: Product, x_RK: NDArray[np.float32], run: Run) -> Iterator[Sums]:
     """Yield products of a few rows of a table at a time, computed here."""
     step = max(1, _LOOKED_UP // product.inputs)
     for start in range(0, product.outputs, step):
