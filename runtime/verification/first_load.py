@@ -47,8 +47,8 @@ _ANSWER_BYTES = 1 << 16
 
 _ADVICE = (
     "Do not load this bundle: it would do the same to your process. Get a new copy. If you trust "
-    "its author and this machine is just small or slow, pass isolate=False "
-    "(`ortolan serve --no-isolate`)."
+    "its author and this machine is just small or slow, pass isolate=False, or --no-isolate on "
+    "the command line."
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from tests.runtime.tiny_decoder import write_bundle
 
-from ortolan.cli.bench import command
+from ortolan.cli.bench import bench_command
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(path: Path, *options: str) -> str:
-    done = CliRunner().invoke(command, [str(path), "-r", "1", *options], catch_exceptions=False)
+    done = CliRunner().invoke(
+        bench_command, [str(path), "-r", "1", *options], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     return done.stdout
 

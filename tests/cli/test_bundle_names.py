@@ -16,7 +16,7 @@ from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
 from ortolan import cache
 from ortolan.cli import COMMANDS, cli, options
-from ortolan.cli.models import bundle_in, bundle_of
+from ortolan.cli.opening import bundle_in, bundle_of
 from ortolan.cli.progress import Reporter
 
 ON_THIS_MACHINE = {"sign"}

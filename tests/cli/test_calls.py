@@ -23,7 +23,7 @@ SAMPLING = (
     "--temperature 0.5 --top-p 0.9 --seed 3 --top-k 5 --min-p 0.1 --repetition-penalty 1.1 "
     "--presence-penalty 0.2 --frequency-penalty 0.3"
 )
-MACHINE = "--device cpu --threads 1"
+MACHINE = "--device cpu --threads 1 --no-isolate"
 
 LINES = (
     "run decoder def",
@@ -57,13 +57,13 @@ LINES = (
     "attention labels a -o out.png --target b",
     f"bench decoder -p 4 -p 8 -n 2 -d 0 -d 16 -r 3 {MACHINE}",
     "verify decoder",
-    f"verify decoder --adapter lora --no-isolate {MACHINE}",
+    f"verify decoder --adapter lora {MACHINE}",
     "card decoder --base-model org/base --license mit --repo me/model",
     "sign decoder --key key.pem",
     "sign decoder --key key.pem --password word",
     "serve decoder",
     "serve a=decoder labels --host 10.0.0.1 --port 1 --insecure --adapter more=lora --slots 2 "
-    f"--queue 3 --chunk 16 --fast --cache-mb 5 --cache-folder kept {MACHINE} --no-isolate "
+    f"--queue 3 --chunk 16 --fast --cache-mb 5 --cache-folder kept {MACHINE} "
     "--key-file notes.json --allow-host A.Local --allow-origin https://a.example "
     "--root-path /llm/ --request-timeout 7 --shutdown-timeout 2 --log-prompts",
     "train recipe.toml",
@@ -107,7 +107,7 @@ CALLS = (
 OTHERS = {
     "adapter": ["export/test_adapter.py"],
     "answer": ["cases/readers.py"],
-    "attention": ["cli/test_commands.py", "cli/test_mistakes.py"],
+    "attention": ["cli/test_calls.py", "cli/test_commands.py", "cli/test_mistakes.py"],
     "bench": ["cli/test_bench.py"],
     "cache": ["cli/test_cache.py"],
     "card": ["cli/test_card.py"],
@@ -116,14 +116,18 @@ OTHERS = {
     "doctor": ["cli/test_commands.py"],
     "embed": ["cases/encoders.py"],
     "export": ["cli/test_publish.py", "export/layouts/test_genai.py"],
-    "export-genai": ["cli/test_bundle_names.py", "export/layouts/test_genai.py"],
+    "export-genai": [
+        "cli/test_calls.py",
+        "cli/test_bundle_names.py",
+        "export/layouts/test_genai.py",
+    ],
     "families": ["export/test_coverage.py"],
     "fill": ["cases/readers.py"],
     "inspect": [
         *("cli/test_commands.py", "cli/test_mistakes.py", "cli/test_bundle_names.py"),
         "runtime/verification/test_first_load.py",
     ],
-    "pack": ["cli/test_commands.py"],
+    "pack": ["cli/test_calls.py", "cli/test_commands.py"],
     "publish": ["cli/test_publish.py"],
     "run": ["cli/test_ready.py", "cli/test_commands.py"],
     "serve": ["cli/test_ready.py"],
@@ -205,6 +209,23 @@ def test_a_command_passes_its_options_on(
         passed["draft"] = passed["draft"].model.bundle.path.name
     given = {name: value for name, value in passed.items() if name not in UNCHECKED}
     assert {name: value for name, value in given.items() if value not in DEFAULTS} == snapshot
+
+
+@pytest.mark.parametrize(
+    "line", ["attention labels a -o out.png", "pack labels", "export-genai decoder out --force"]
+)
+def test_commands_that_open_a_bundle_load_it_in_a_subprocess_first(
+    line: str, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_load(_: object) -> None:
+        raise CalledError
+
+    monkeypatch.setattr("ortolan.runtime.verification.first_load.pass_first_load", first_load)
+    monkeypatch.chdir(models["labels"].bundle.path.parent)
+    done = CliRunner().invoke(cli, line.split())
+    assert isinstance(done.exception, CalledError), (done.output, done.exception)
+    done = CliRunner().invoke(cli, [*line.split(), "--no-isolate"])
+    assert not isinstance(done.exception, CalledError)
 
 
 WORD = re.compile(r"(?<![\w-])--?[a-z][\w-]*")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import click
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -45,6 +46,13 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def running(command: str, *, as_json: bool) -> click.Context:
+    """A command that the command line runs."""
+    context = click.Context(click.Command(command), info_name=command)
+    context.params["as_json"] = as_json
+    return context
 
 
 STATES = {
@@ -141,7 +149,7 @@ def test_lines_are_printed_without_a_terminal(
         written.append(capsys.readouterr().err)
         return "head" in written[-1]
 
-    with progress("export", as_json=as_json) as steps:
+    with running("export", as_json=as_json), progress() as steps:
         steps("calibrate", 1, 4, "head")
         wait_for(is_written)
     assert re.search(pattern, "".join(written), re.MULTILINE)
@@ -152,7 +160,7 @@ def test_a_terminal_gets_one_row(
 ) -> None:
     monkeypatch.setattr("ortolan.cli.progress.DRAW_S", 0.01)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with progress("verify") as steps:
+    with running("verify", as_json=False), progress() as steps:
         steps("verify", 3, 4)
         time.sleep(0.1)
     written = capsys.readouterr().err

@@ -11,13 +11,13 @@ from ortolan.cli.output import print_table
 
 RUN = """
 import sys, click
-import ortolan.cli.doctor as doctor
+import ortolan.cli.machine as machine
 from ortolan.cli import main
 
 def body():
     {body}
 
-doctor.command = click.Command("doctor", callback=body)
+machine.doctor_command = click.Command("doctor", callback=body)
 sys.argv = ["ortolan", *sys.argv[1:], "doctor"]
 main()
 """

@@ -12,7 +12,7 @@ from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 
 import families_table
 import ortolan
-from ortolan.cli.families import command
+from ortolan.cli.checkpoints import families_command
 from ortolan.export.coverage import BOUND, Coverage, Row, decode, encode, read_coverage
 from ortolan.modeling.families import FAMILIES
 
@@ -83,14 +83,14 @@ def test_row_that_is_measured_again_takes_the_place_of_the_old(
 
 def test_command_lists_every_row() -> None:
     coverage = read_coverage()
-    listed = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
+    listed = json.loads(CliRunner().invoke(families_command, ["--json"]).stdout)
     assert len(listed["rows"]) == len(coverage.rows)
-    text = CliRunner().invoke(command).stdout
+    text = CliRunner().invoke(families_command).stdout
     assert f"supported: {coverage.counts()['family']} by their family" in text
     assert all(r.model_type in text for r in coverage.rows)
-    one = CliRunner().invoke(command, ["gpt2"]).stdout.splitlines()
+    one = CliRunner().invoke(families_command, ["gpt2"]).stdout.splitlines()
     assert one[1].split()[:2] == ["gpt2", "decoder"]
-    done = CliRunner().invoke(command, ["gpt2", "mambo"])  # which was never tried
+    done = CliRunner().invoke(families_command, ["gpt2", "mambo"])  # which was never tried
     assert done.exit_code != 0
     assert "mambo" in done.output
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import onnx
 import pytest
+from click.testing import CliRunner
 from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_files import metadata_of, turned, write_gguf
 from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
 from tests.modeling.tiny_models import reference_model
 from torch import Tensor
 
-from ortolan.cli import main
-from ortolan.cli.preview import print_preview
+from ortolan.cli import cli, main
 from ortolan.export.advice import advise
 from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.export.pipeline import export
@@ -200,12 +200,10 @@ def test_a_gguf_file_of_one_format_decides_the_precision(
     assert preview(file).default == precision
 
 
-def test_an_inspection_names_the_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_inspection_names_the_default(tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS["gptq-4"])
-    print_preview(tmp_path, via=None, as_json=False)
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "(default" in line]
+    done = CliRunner().invoke(cli, ["inspect", str(tmp_path)])
+    (row,) = [line for line in done.output.splitlines() if "(default" in line]
     assert row.split()[0] == "int8"
     assert "keeps the 4-bit and 8-bit codes" in row
 

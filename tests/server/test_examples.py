@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 
 def options(words: list[str]) -> dict[str, Any]:
     """The options of `ortolan serve` that these words set."""
-    context = serve.command.make_context("serve", [*words])
+    context = serve.serve_command.make_context("serve", [*words])
     assert isinstance(context, click.Context)
     return context.params
 
@@ -48,7 +48,7 @@ def test_the_unit_starts_a_server_with_a_key(keys: Path) -> None:
     assert parsed["key_file"] == keys
     assert not parsed["insecure"]
     (wait,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
-    assert parsed["shutdown_timeout"] < int(wait)  # systemd kills it after that
+    assert parsed["shutdown_timeout_s"] < int(wait)  # systemd kills it after that
     assert "DynamicUser=yes" in unit
 
 

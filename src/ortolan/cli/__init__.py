@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported when the command runs.
+"""The command line: a module is imported when one of its commands runs.
 
 Commands parse arguments, call the library and print the result. An error is one line on stderr.
 Exit status 0: done. 1: verification failed. 2: the command cannot be carried out; the line says
@@ -43,7 +43,16 @@ COMMANDS = {
     "transcribe": "Write down what is said in a sound.",
     "verify": "Replay the proof of a bundle on this machine.",
 }
-"""Commands and their line of help; each module has the name of its command."""
+"""Commands and their line of help."""
+
+_MODULES = {
+    **dict.fromkeys(("answer", "classify", "embed", "fill"), "encoders"),
+    **dict.fromkeys(("adapter", "export-genai", "pack"), "conversions"),
+    **dict.fromkeys(("card", "publish", "sign"), "publishing"),
+    **dict.fromkeys(("cache", "doctor"), "machine"),
+    **dict.fromkeys(("families", "train"), "checkpoints"),
+}
+"""Modules of several commands; others have the name of their command."""
 
 _WELCOME = """\
 Three commands to try:
@@ -92,7 +101,8 @@ class _Commands(click.Group):
             return None
         if cmd_name not in _available():
             raise RuntimeOnlyError(f"`ortolan {cmd_name}`", _BEYOND_THE_RUNTIME[cmd_name])
-        command: click.Command = import_module(f"ortolan.cli.{cmd_name.replace('-', '_')}").command
+        module = import_module(f"ortolan.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

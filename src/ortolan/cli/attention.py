@@ -6,8 +6,8 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
-from ortolan.cli.models import opened_bundle
-from ortolan.cli.progress import loading
+from ortolan.cli.opening import opened
+from ortolan.cli.progress import progress
 
 
 def _numbers(
@@ -25,7 +25,7 @@ def _numbers(
 @click.command()
 @options.bundle
 @click.argument("text")
-@click.option("-o", "out", type=click.Path(path_type=Path), required=True, help="Picture to write.")
+@click.option("-o", "out", type=options.path, required=True, help="Picture to write.")
 @click.option("--target", help="Translation to show. Default: the model's own.")
 @click.option("--layers", metavar="N,N", callback=_numbers, help="Layers to draw. Default: all.")
 @click.option("--heads", metavar="N,N", callback=_numbers, help="Heads to draw. Default: all.")
@@ -42,7 +42,8 @@ def _numbers(
     help="Draw on the image what its class token, or each written token, attends to.",
 )
 @options.threads
-def command(
+@options.isolate
+def attention_command(
     bundle: str,
     text: str,
     out: Path,
@@ -53,6 +54,7 @@ def command(
     kind: str | None,
     over_image: bool,
     threads: int | None,
+    isolate: bool,
 ) -> None:
     """Draw what each token of TEXT attends to: a heat map per layer and head.
 
@@ -64,12 +66,13 @@ def command(
     from ortolan.runtime.attention_maps import attention_maps
     from ortolan.runtime.bundle.image_sources import ImageSource
 
-    with loading("attention") as steps:
-        opened = opened_bundle(bundle, steps)
-        source = opened.manifest.source
+    with progress() as steps:
+        steps("load", 0, 1)
+        model = opened(bundle, steps, isolate=isolate)
+        source = model.manifest.source
         if over_image and not isinstance(source, ImageSource):
             raise click.UsageError("--over-image is for bundles that read images. Leave it out.")
-        maps = attention_maps(opened, text, target=target, threads=threads)
+        maps = attention_maps(model, text, target=target, threads=threads)
         panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
         steps("draw", 0, len(panels))
         if over_image and isinstance(source, ImageSource):

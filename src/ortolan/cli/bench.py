@@ -1,13 +1,14 @@
 """`ortolan bench BUNDLE`."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ortolan.cli import options
-from ortolan.cli.models import bundle_of
+from ortolan.cli.opening import bundle_of
 from ortolan.cli.output import aligned, print_json, print_table, size
-from ortolan.cli.progress import loading
+from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:
     from ortolan.runtime.bench.measure import CaseResult
@@ -54,17 +55,15 @@ _Length = click.IntRange(min=0)
     show_default=True,
     help="Number of runs of each, after a warm-up.",
 )
-@options.device
-@options.threads
+@options.loading
 @options.as_json
-def command(
+def bench_command(
     bundle: str,
     prompts: tuple[int, ...],
     news: tuple[int, ...],
     depths: tuple[int, ...],
     repetitions: int,
-    device: str,
-    threads: int | None,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Measure the speed of prefill (pp) and decoding (tg)."""
@@ -73,13 +72,14 @@ def command(
     from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    with loading("bench", as_json=as_json) as steps:
-        model = load(bundle_of(bundle, steps), Decoder, device=device, threads=threads)
+    with progress() as steps:
+        steps("load", 0, 1)
+        model = load(bundle_of(bundle, steps), Decoder, **settings)
         result = measure(
             model,
             cases(prompts, news, depths),
             repetitions=repetitions,
-            progress=lambda done, total: steps("bench", done, total),
+            progress=partial(steps, "bench"),
         )
     if as_json:
         print_json(msgspec.to_builtins(result))

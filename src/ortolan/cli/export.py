@@ -42,7 +42,6 @@ _low_bit = section("Low-bit weights")
 _graph = section("Graphs")
 _proof = section("Proof")
 _reading = section("Reading the checkpoint")
-_path = click.Path(path_type=Path)
 
 
 def _choice(literal: Any) -> click.Choice[str]:
@@ -51,7 +50,7 @@ def _choice(literal: Any) -> click.Choice[str]:
 
 @click.command(cls=LongCommand)
 @click.argument("source", type=options.model_path)
-@click.argument("out", type=_path)
+@click.argument("out", type=options.path)
 @click.option(
     "--precision",
     type=click.Choice([*get_args(choices.PrecisionName), "auto"]),
@@ -71,7 +70,7 @@ def _choice(literal: Any) -> click.Choice[str]:
 )
 @click.option(
     "--calibration",
-    type=_path,
+    type=options.path,
     help="Text, source TAB target lines, or images in .npy, to calibrate and measure on. Default "
     "for int8 and int4: calibration.txt, .tsv or .npy in SOURCE, else text that the model writes.",
 )
@@ -185,7 +184,7 @@ def _choice(literal: Any) -> click.Choice[str]:
 )
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
 @_reading("--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub.")
-@_reading("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
+@_reading("--tokenizer", type=options.path, help="A tokenizer.json. Default: the checkpoint's own.")
 @_reading(
     "--text-only",
     is_flag=True,
@@ -203,7 +202,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     metavar="KEY",
     help="Ignore an unknown key of config.json; repeatable.",
 )
-def command(
+def export_command(
     source: str,
     out: Path,
     *,
@@ -234,7 +233,7 @@ def command(
     place: AbstractContextManager[Path] = nullcontext(out)
     if is_genai:
         place = through_bundle(out, device=keywords["device"], options=settings, force=force)
-    with progress("export", as_json=as_json) as steps, place as folder:
+    with progress() as steps, place as folder:
         bundle = export(
             source,
             folder,

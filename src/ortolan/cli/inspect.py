@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.models import bundle_in
+from ortolan.cli.checkpoints import print_preview
+from ortolan.cli.opening import bundle_in
 from ortolan.cli.output import Row, print_json, print_table, quality_rows, size
-from ortolan.cli.preview import print_preview
-from ortolan.cli.progress import loading
+from ortolan.cli.progress import progress
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
@@ -40,14 +40,14 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 )
 @click.option(
     "--operators",
-    type=click.Path(path_type=Path),
+    type=options.path,
     metavar="FILE",
     help="Write the operators and types that a bundle needs on the CPU to FILE, the configuration "
     "of a reduced build of onnxruntime.",
 )
 @options.isolate
 @options.as_json
-def command(
+def inspect_command(
     path: str,
     context: int | None,
     batch: int | None,
@@ -65,7 +65,8 @@ def command(
     Checkpoint: how it would be exported, and for each precision the size of the bundle, the memory
     and time of the export, and the memory and speed of a decoder on this machine.
     """
-    with loading("inspect", as_json=as_json) as steps:
+    with progress() as steps:
+        steps("load", 0, 1)
         bundle = bundle_in(path, steps)
     if bundle is not None:
         if via is not None:
@@ -124,7 +125,8 @@ def _describe_bundle(
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)
     placed = placement(opened, device) if device in ("cpu", "cuda") else None
-    with loading("inspect", as_json=as_json):
+    with progress() as steps:
+        steps("load", 0, 1)
         trial = try_load(opened) if isolate else None
     if as_json:
         more = {"placement": placed, "first_load": trial}

@@ -13,21 +13,21 @@ from ortolan.cli.help import section
 if TYPE_CHECKING:
     from ortolan.runtime import Decoder, Sampling, Seq2Seq
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+path = click.Path(path_type=Path)
+
 model_path = click.Path(path_type=str)
 """Type of a path, or of a name on the Hugging Face Hub."""
 
 bundle = click.argument("bundle", type=model_path)
-"""A bundle: its folder, or its name on the Hugging Face Hub; see `ortolan.cli.models`."""
+"""A bundle: its folder, or its name on the Hugging Face Hub; see `ortolan.cli.opening`."""
 
-bundle_folder = click.argument("bundle", type=click.Path(path_type=Path))
+bundle_folder = click.argument("bundle", type=path)
 """A bundle on this machine, for commands that change or convert it."""
 
 model = click.argument("model", type=model_path)
 """A bundle or a checkpoint: a path, or a name on the Hub; see `ortolan.cli.ready`."""
-
-revision = click.option(
-    "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hugging Face Hub."
-)
 
 base_model = click.option(
     "--base-model",
@@ -38,6 +38,24 @@ base_model = click.option(
 license_id = click.option(
     "--license", "license_id", metavar="ID", help="License, such as apache-2.0."
 )
+
+
+def grouped(name: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
+    """Add options by their names; the command receives what `make` makes of them as `name`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_group(**values: Any) -> Any:
+            own = {option: values.pop(option) for option in options}
+            return command(**values, **{name: make(**own)})
+
+        added: Callable[..., Any] = with_group
+        for option in reversed([*options.values()]):
+            added = option(added)
+        return added
+
+    return decorate
+
 
 # Precisions that `chat`, `run` and `serve` export a checkpoint to
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
@@ -53,26 +71,20 @@ class CheckpointChoice:
     revision: str | None
 
 
-def checkpoint(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--precision` and `--revision`; the command receives a `CheckpointChoice`."""
-
-    @wraps(command)
-    def with_choice(*, precision: str | None, revision: str | None, **values: Any) -> Any:
-        return command(**values, checkpoint=CheckpointChoice(precision, revision))
-
-    with_revision = _of_checkpoint(
-        "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub."
-    )(with_choice)
-    return _of_checkpoint(
-        "--precision",
-        type=click.Choice(PRECISIONS),
-        help="Precision to export a checkpoint to. Default: int8, which keeps the codes of a "
-        "quantized checkpoint.",
-    )(with_revision)
-
-
-device = click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."
+checkpoint = grouped(
+    "checkpoint",
+    CheckpointChoice,
+    {
+        "precision": _of_checkpoint(
+            "--precision",
+            type=click.Choice(PRECISIONS),
+            help="Precision to export a checkpoint to. Default: int8, which keeps the codes of a "
+            "quantized checkpoint.",
+        ),
+        "revision": _of_checkpoint(
+            "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub."
+        ),
+    },
 )
 
 threads = click.option(
@@ -81,24 +93,41 @@ threads = click.option(
     help="Number of threads. Default: the physical cores; 1 for a small encoder-decoder.",
 )
 
+
+def _isolate(option: Callable[..., Decorator]) -> Decorator:
+    return option(
+        "--isolate/--no-isolate",
+        default=True,
+        show_default=True,
+        help="Load unverified bundles in a subprocess first.",
+    )
+
+
+def _loading(isolate: Decorator) -> Decorator:
+    device = click.option(
+        "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."
+    )
+    return grouped("settings", dict, {"device": device, "threads": threads, "isolate": isolate})
+
+
+isolate = _isolate(click.option)
+loading = _loading(isolate)
+"""How to load a bundle: options of `ortolan.load`."""
+
+loading_in_section = _loading(_isolate(section("Loading")))
+"""The same for a command with many options."""
+
 ADAPTER = "adapter"  # name of the only adapter that a command loads
 
 images = click.option(
     "--image",
     "images",
-    type=click.Path(path_type=Path),
+    type=path,
     multiple=True,
     help="Image file, if BUNDLE reads images; repeatable.",
 )
 
 truncate = click.option("--truncate", is_flag=True, help="Truncate texts that are too long.")
-
-isolate = click.option(
-    "--isolate/--no-isolate",
-    default=True,
-    show_default=True,
-    help="Load unverified bundles in a subprocess first.",
-)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -150,28 +179,24 @@ class SamplingChoice:
         return None if chosen == Sampling() else chosen
 
 
-def sampling(*, from_model: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def sampling(*, from_model: bool) -> Decorator:
     """Add the sampling options; the command receives them as `sampling: SamplingChoice`."""
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def with_sampling(*, model_sampling: bool, **values: Any) -> Any:
-            named = {name: values.pop(name) for name in _SAMPLING}
-            chosen = {name: value for name, value in named.items() if value is not None}
-            return command(**values, sampling=SamplingChoice(chosen, model_sampling))
+    def chosen(*, model_sampling: bool, **values: Any) -> SamplingChoice:
+        present = {name: value for name, value in values.items() if value is not None}
+        return SamplingChoice(present, model_sampling)
 
-        in_section = section("Sampling")
-        with_sampling = in_section(
-            "--model-sampling/--no-model-sampling",
-            default=from_model,
-            show_default=True,
-            help="Default to the sampling that the model recommends.",
-        )(with_sampling)
-        for name, (kind, text) in reversed(_SAMPLING.items()):
-            option = click.option if name in _MAIN_SAMPLING else in_section
-            with_sampling = option(f"--{name.replace('_', '-')}", type=kind, help=text)(
-                with_sampling
-            )
-        return with_sampling
-
-    return decorate
+    in_section = section("Sampling")
+    options = {
+        name: (click.option if name in _MAIN_SAMPLING else in_section)(
+            f"--{name.replace('_', '-')}", type=kind, help=text
+        )
+        for name, (kind, text) in _SAMPLING.items()
+    }
+    options["model_sampling"] = in_section(
+        "--model-sampling/--no-model-sampling",
+        default=from_model,
+        show_default=True,
+        help="Default to the sampling that the model recommends.",
+    )
+    return grouped("sampling", chosen, options)

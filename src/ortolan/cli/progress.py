@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import click
+
 from ortolan.cli.output import size
 
 LINE_S = 8.0  # seconds between two lines
@@ -41,21 +43,16 @@ class State:
     expected_s: float | None = None  # of the whole command, estimated when it began
 
 
-def progress(command: str, *, as_json: bool = False) -> "Reporter":
-    """A reporter that suits stderr."""
+def progress() -> "Reporter":
+    """A reporter of the running command that suits stderr."""
+    context = click.get_current_context()
+    command, as_json = context.info_name or "", context.params.get("as_json")
     if not as_json and sys.stderr.isatty():
         return Reporter(command, draw, first=DRAW_S, seconds=DRAW_S, clear=erase)
     form = event if as_json else line
     return Reporter(
         command, lambda state: print_line(form(state)), first=FIRST_LINE_S, seconds=LINE_S
     )
-
-
-def loading(command: str, *, as_json: bool = False) -> "Reporter":
-    """A reporter for a command that loads a bundle first."""
-    reporter = progress(command, as_json=as_json)
-    reporter("load", 0, 1)
-    return reporter
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import click
 from ortolan import __version__
 from ortolan.cache import find, key_of, remove
 from ortolan.cli.exported import Job, exported
-from ortolan.cli.models import bundle_of
+from ortolan.cli.opening import bundle_of
 from ortolan.cli.options import CheckpointChoice
 from ortolan.cli.progress import Reporter
 from ortolan.hub.client import list_files
@@ -32,13 +32,14 @@ _PARTS = {
 def ready(
     model: str,
     steps: Reporter,
-    *,
-    command: str,
     kinds: tuple[str, ...],
     device: str,
     checkpoint: CheckpointChoice,
 ) -> Path:
-    """Return the folder of a bundle; a checkpoint is exported into the cache first."""
+    """Return the folder of a bundle; a checkpoint is exported into the cache first.
+
+    The running command can use models of these kinds.
+    """
     precision = checkpoint.precision or DEFAULT_PRECISION
     contents: list[object]
     commit: str | None
@@ -64,7 +65,7 @@ def ready(
     if folder is not None and _is_usable(folder, model, steps):
         return folder
     job = Job(
-        command=command,
+        command=click.get_current_context().info_name or "",
         model=model,
         source=source,
         commit=commit,

@@ -12,7 +12,7 @@ from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.inputs import read_stdin
 from ortolan.cli.output import print_json
-from ortolan.cli.progress import loading, prompt_progress
+from ortolan.cli.progress import progress, prompt_progress
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
@@ -40,8 +40,7 @@ _seq2seq = section("Encoder-decoder models")
     help="Speed up decoding with drafts: from the prompt, by the model's own head (exported with "
     "--mtp), or by a smaller model.",
 )
-@options.device
-@options.threads
+@options.loading_in_section
 @options.checkpoint
 @options.as_json
 @_constraint("--regex", help="Generate text that matches this regular expression.")
@@ -61,14 +60,12 @@ _seq2seq = section("Encoder-decoder models")
     multiple=True,
     help="Sound before PROMPT, for a model that reads sounds; repeatable.",
 )
-@_adapters(
-    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
-)
+@_adapters("--adapter", type=options.path, help="Folder of an adapter to generate with.")
 @_seq2seq("--beams", type=int, help="Number of beams of a beam search.")
 @_seq2seq("--n-best", type=int, help="Print the best results of the search, with their scores.")
 @_seq2seq("--length-penalty", type=float, help="Above 0, a beam search favors longer texts.")
 @_seq2seq("--first", metavar="TOKEN", help="First new token, such as the target language.")
-def command(
+def run_command(
     model: str,
     prompt: str,
     max_new_tokens: int | None,
@@ -86,8 +83,7 @@ def command(
     n_best: int | None,
     first: str | None,
     length_penalty: float | None,
-    device: str,
-    threads: int | None,
+    settings: dict[str, Any],
     checkpoint: options.CheckpointChoice,
     as_json: bool,
 ) -> None:
@@ -104,11 +100,10 @@ def command(
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
-    with loading("run", as_json=as_json) as steps:
-        bundle = ready(
-            model, steps, command="run", kinds=_KINDS, device=device, checkpoint=checkpoint
-        )
-        loaded = load(bundle, device=device, threads=threads, adapters=adapters)
+    with progress() as steps:
+        steps("load", 0, 1)
+        folder = ready(model, steps, _KINDS, settings["device"], checkpoint)
+        loaded = load(folder, adapters=adapters, **settings)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     _check_kind(loaded, search | _present(first=first), has_media=bool(images or sounds))
     request = {
@@ -117,7 +112,7 @@ def command(
         "sampling": sampling.resolve(loaded),
         "grammar": _grammar(json_schema, regex, lark),
         **_present(ignore_eos=ignore_eos or None, adapter=options.ADAPTER if adapters else None),
-        **_present(first=first, draft=_draft(draft, device=device, threads=threads)),
+        **_present(first=first, draft=_draft(draft, settings)),
     }
     if loaded.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
@@ -151,7 +146,7 @@ def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> 
     return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
 
 
-def _draft(name: str | None, *, device: str, threads: int | None) -> "Draft | None":
+def _draft(name: str | None, settings: dict[str, Any]) -> "Draft | None":
     from ortolan.runtime import Decoder, DraftModel, MtpHead, PromptLookup, load
 
     if name is None:
@@ -160,7 +155,7 @@ def _draft(name: str | None, *, device: str, threads: int | None) -> "Draft | No
         return PromptLookup()
     if name == "mtp":
         return MtpHead()
-    return DraftModel(load(name, Decoder, device=device, threads=threads))
+    return DraftModel(load(name, Decoder, **settings))
 
 
 def _generate(

@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +16,7 @@ from ortolan.errors import OrtolanError
 
 KEYS_VARIABLE = "ORTOLAN_API_KEY"
 
-_service = section("Scheduling")
+_scheduling = section("Scheduling")
 _network = section("Network")
 _operation = section("Operation")
 
@@ -59,26 +59,38 @@ class UnprotectedError(OrtolanError):
     help="LoRA adapter of a bundle, as a further model; repeatable.",
 )
 @click.option("--slots", default=8, show_default=True, help="Sequences to compute together.")
-@options.device
-@options.threads
-@options.isolate
+@options.loading_in_section
 @options.checkpoint
-@_service("--queue", default=64, show_default=True, help="Requests that may wait.")
-@_service("--chunk", type=int, help="Prompt tokens to compute between two decode steps.")
-@_service("--fast", is_flag=True, help="Faster for few clients, but not exact.")
-@_service("--cache-mb", default=256, show_default=True, help="Size of the prefix cache, in MiB.")
-@_service(
-    "--cache-folder", type=click.Path(path_type=Path), help="Keep the prefix cache in this folder."
+@_scheduling("--queue", default=64, show_default=True, help="Requests that may wait.")
+@_scheduling("--chunk", type=int, help="Prompt tokens to compute between two decode steps.")
+@_scheduling(
+    "--fast",
+    "mode",
+    is_flag=True,
+    callback=lambda _, __, is_fast: "fast" if is_fast else "exact",
+    help="Faster for few clients, but not exact.",
 )
+@_scheduling(
+    "--cache-mb",
+    "cache_bytes",
+    default=256,
+    show_default=True,
+    callback=lambda _, __, size: size << 20,
+    help="Size of the prefix cache, in MiB.",
+)
+@_scheduling("--cache-folder", type=options.path, help="Keep the prefix cache in this folder.")
 @_network("--insecure", is_flag=True, help="Allow other machines to call without a key.")
 @_network(
     "--allow-host",
+    "hosts",
     multiple=True,
     metavar="NAME",
+    callback=lambda _, __, names: frozenset(map(str.lower, names)),
     help="Answer requests for this host name; repeatable.",
 )
 @_network(
     "--allow-origin",
+    "origins",
     multiple=True,
     metavar="URL",
     callback=lambda _, __, urls: tuple(map(_origin, urls)),
@@ -93,6 +105,7 @@ class UnprotectedError(OrtolanError):
 )
 @_operation(
     "--request-timeout",
+    "request_timeout_s",
     default=600.0,
     show_default=True,
     type=_SECONDS,
@@ -101,6 +114,7 @@ class UnprotectedError(OrtolanError):
 )
 @_operation(
     "--shutdown-timeout",
+    "shutdown_timeout_s",
     default=10.0,
     show_default=True,
     type=_SECONDS,
@@ -108,29 +122,17 @@ class UnprotectedError(OrtolanError):
     help="Time that running requests get to finish at exit.",
 )
 @_operation("--log-prompts", is_flag=True, help="Log request bodies and generated texts, too.")
-def command(
+def serve_command(
     models: tuple[str, ...],
     host: str,
     port: int,
     key_file: Path | None,
     adapters: tuple[str, ...],
-    slots: int,
-    queue: int,
-    chunk: int | None,
-    fast: bool,
-    cache_mb: int,
-    cache_folder: Path | None,
-    device: str,
-    threads: int | None,
-    isolate: bool,
+    settings: Any,
     checkpoint: options.CheckpointChoice,
     insecure: bool,
-    allow_host: tuple[str, ...],
-    allow_origin: tuple[str, ...],
-    root_path: str,
-    request_timeout: float,
-    shutdown_timeout: float,
-    log_prompts: bool,
+    hosts: frozenset[str],
+    **values: Any,
 ) -> None:
     """Serve models over HTTP to clients of OpenAI's API, and a chat page at /.
 
@@ -138,36 +140,26 @@ def command(
     checkpoint is exported once, and kept for the next start (`ortolan cache`). The first model is
     loaded at once, the others when a request names them.
     """
+    from ortolan.runtime.serving.service import ServeOptions
     from ortolan.server import Settings
     from ortolan.server.run import run
     from ortolan.server.security import LOCAL_HOSTS
 
-    keys, hosts = _keys(key_file), frozenset(map(str.lower, allow_host))
-    is_local = host in LOCAL_HOSTS
+    keys, is_local = _keys(key_file), host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
         raise UnprotectedError(host)
-    settings = Settings(
-        bundles=_bundles(models, device, checkpoint),
+    serve: Any = {name: values.pop(name) for name in ServeOptions.__optional_keys__ & values.keys()}
+    about = Settings(
+        bundles=_bundles(models, settings["device"], checkpoint),
         adapters=_adapters(adapters),
         keys=keys,
         hosts=hosts | LOCAL_HOSTS if is_local or hosts else hosts,  # none for any
-        origins=allow_origin,
-        root_path=root_path,
-        request_timeout_s=request_timeout,
-        shutdown_timeout_s=shutdown_timeout,
-        log_prompts=log_prompts,
-        load={"device": device, "threads": threads, "isolate": isolate},
-        serve={
-            "slots": slots,
-            "queue": queue,
-            "chunk": chunk,
-            "mode": "fast" if fast else "exact",
-            "cache_bytes": cache_mb << 20,
-            "cache_folder": cache_folder,
-        },
+        load=settings,
+        serve=serve,
+        **values,
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.INFO)
-    run(settings, host=host, port=port)
+    run(about, host=host, port=port)
 
 
 def _bundles(
@@ -177,10 +169,12 @@ def _bundles(
     from ortolan.cli.ready import ready, shown_name
     from ortolan.runtime.bundle.kinds import KINDS
 
-    get = partial(ready, command="serve", kinds=tuple(KINDS), device=device, checkpoint=checkpoint)
     named = _named(models, "MODEL", shown_name)
-    with progress("serve") as steps:
-        return {name: get(model, steps) for name, model in named.items()}
+    with progress() as steps:
+        return {
+            name: ready(model, steps, tuple(KINDS), device, checkpoint)
+            for name, model in named.items()
+        }
 
 
 def _adapters(texts: tuple[str, ...]) -> dict[str, Path]:

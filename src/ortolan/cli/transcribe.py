@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortolan.cli import options
-from ortolan.cli.models import bundle_of
+from ortolan.cli.opening import loaded
 from ortolan.cli.output import print_json
-from ortolan.cli.progress import loading
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from collections.abc import Iterator
@@ -38,10 +37,9 @@ BLOCK = 1 << 16  # bytes to read from standard input at once, at most
     metavar="HZ",
     help="With -: samples per second. Default: what BUNDLE reads, usually 16000.",
 )
-@options.device
-@options.threads
+@options.loading
 @options.as_json
-def command(
+def transcribe_command(
     bundle: str,
     sound: str,
     language: str | None,
@@ -49,8 +47,7 @@ def command(
     srt: bool,
     vtt: bool,
     rate: int | None,
-    device: str,
-    threads: int | None,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Write down what is said in SOUND, a file of any length, with times in seconds.
@@ -58,8 +55,6 @@ def command(
     With -, reads raw samples from standard input (16 bits, one channel), such as from a microphone,
     and prints each sentence soon after it was said; with --json, as an object per line.
     """
-    from ortolan.runtime import load
-
     if srt + vtt + as_json > 1:
         raise click.UsageError("--srt, --vtt and --json exclude each other.")
     if sound == "-" and (srt or vtt):
@@ -69,10 +64,8 @@ def command(
     chosen: dict[str, Any] = {} if language is None else {"language": language}
     if translate:
         chosen["translate"] = True
-    with loading("transcribe", as_json=as_json) as steps:
-        model = load(bundle_of(bundle, steps), device=device, threads=threads)
+    with loaded(bundle, settings) as model:
         _check(model, sound, chosen)
-        steps("transcribe", 0, 1)
         transcript = None if sound == "-" else model.transcribe(sound, **chosen)
     if transcript is None:
         _listen(model, rate=rate, as_json=as_json, **chosen)

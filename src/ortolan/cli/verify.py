@@ -1,12 +1,14 @@
 """`ortolan verify BUNDLE`."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
-from ortolan.cli.models import bundle_of
+from ortolan.cli.opening import bundle_of
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import progress
 
@@ -15,25 +17,21 @@ from ortolan.cli.progress import progress
 @options.bundle
 @click.option(
     "--adapter",
-    type=click.Path(path_type=Path),
+    type=options.path,
     help="Folder of an adapter: prove that the bundle computes it.",
 )
 @click.option(
     "--key",
-    type=click.Path(path_type=Path),
+    type=options.path,
     help="Public key in PEM: check the signature of BUNDLE first.",
 )
-@options.device
-@options.threads
-@options.isolate
+@options.loading
 @options.as_json
-def command(
+def verify_command(
     bundle: str,
     adapter: Path | None,
     key: Path | None,
-    device: str,
-    threads: int | None,
-    isolate: bool,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> int:
     """Prove that this machine computes BUNDLE as it was exported, and report its quality.
@@ -52,7 +50,7 @@ def command(
 
     from ortolan.runtime import open_bundle, verify
 
-    with progress("verify", as_json=as_json) as steps:
+    with progress() as steps:
         path = bundle_of(bundle, steps)
         if key is not None:
             with extra("sign", command="verify --key"):
@@ -61,10 +59,8 @@ def command(
         report = verify(
             path,
             adapter=adapter,
-            device=device,
-            threads=threads,
-            isolate=isolate,
-            progress=lambda done, total: steps("verify", done, total),
+            **settings,
+            progress=partial(steps, "verify"),
         )
     if as_json:
         own = open_bundle(path).manifest.quality if adapter is None else None

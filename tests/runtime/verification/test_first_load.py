@@ -13,7 +13,7 @@ from tests.runtime import packed_bundles, tiny_decoder, tiny_encoder
 from tests.runtime.damaged_bundles import edit_json, put, reseal
 
 from ortolan import freezing
-from ortolan.cli.inspect import command
+from ortolan.cli.inspect import inspect_command
 from ortolan.runtime import (
     FirstLoadError,
     GraphError,
@@ -39,7 +39,7 @@ ABORT = "import os; os.abort()"
 
 def problem(bundle: Bundle) -> str:
     """What the error says about the subprocess."""
-    with pytest.raises(FirstLoadError, match=r"serve --no-isolate`\)\.$") as caught:
+    with pytest.raises(FirstLoadError, match=r"or --no-isolate on the command line\.$") as caught:
         first_load(bundle)
     before, _, text = str(caught.value).partition("The subprocess of a first load ")
     assert before == ""
@@ -252,12 +252,12 @@ def test_inspect_describes_a_bundle_that_crashes_and_then_fails(
     bundle: Bundle, replace_step: Replace
 ) -> None:
     replace_step(ABORT)
-    result = CliRunner().invoke(command, [str(bundle.path)])
+    result = CliRunner().invoke(inspect_command, [str(bundle.path)])
     assert "FAILED" in result.output
     assert isinstance(result.exception, FirstLoadError)
-    result = CliRunner().invoke(command, [str(bundle.path), "--json"])
+    result = CliRunner().invoke(inspect_command, [str(bundle.path), "--json"])
     assert json.loads(result.output)["first_load"]["outcome"] == "ended"
     assert isinstance(result.exception, FirstLoadError)
-    result = CliRunner().invoke(command, [str(bundle.path), "--json", "--no-isolate"])
+    result = CliRunner().invoke(inspect_command, [str(bundle.path), "--json", "--no-isolate"])
     assert json.loads(result.output)["first_load"] is None
     assert result.exception is None

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,10 +11,8 @@ from ortolan.cli.chat.commands import run_command
 from ortolan.cli.chat.questions import question_reader
 from ortolan.cli.chat.session import ChatSession, tell
 from ortolan.cli.help import LongCommand
-from ortolan.cli.progress import loading
+from ortolan.cli.progress import progress
 from ortolan.errors import OrtolanError
-
-_KINDS = ("decoder",)
 
 
 @click.command(cls=LongCommand)
@@ -28,13 +27,10 @@ _KINDS = ("decoder",)
     show_default=True,
     help="Keep what you type for later chats.",
 )
-@click.option(
-    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to answer with."
-)
-@options.device
-@options.threads
+@click.option("--adapter", type=options.path, help="Folder of an adapter to answer with.")
+@options.loading_in_section
 @options.checkpoint
-def command(
+def chat_command(
     model: str,
     system: str | None,
     max_new_tokens: int | None,
@@ -42,8 +38,7 @@ def command(
     stop: tuple[str, ...],
     history: bool,
     adapter: Path | None,
-    device: str,
-    threads: int | None,
+    settings: dict[str, Any],
     checkpoint: options.CheckpointChoice,
 ) -> None:
     """Chat with MODEL, in the format that it was trained on.
@@ -58,11 +53,10 @@ def command(
     from ortolan.runtime import Decoder, Sampling, load
 
     adapters = {} if adapter is None else {options.ADAPTER: adapter}
-    with loading("chat") as steps:
-        bundle = ready(
-            model, steps, command="chat", kinds=_KINDS, device=device, checkpoint=checkpoint
-        )
-        decoder = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
+    with progress() as steps:
+        steps("load", 0, 1)
+        folder = ready(model, steps, ("decoder",), settings["device"], checkpoint)
+        decoder = load(folder, Decoder, adapters=adapters, **settings)
     session = ChatSession(
         model=decoder,
         conversation=decoder.conversation(system=system),

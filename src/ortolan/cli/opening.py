@@ -1,16 +1,46 @@
-"""What a command line calls a model: a path, or a name on the Hugging Face Hub."""
+"""Bundles of a command line: a path, or a name on the Hugging Face Hub."""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ortolan.cli.progress import Reporter
+import click
+
+from ortolan.cli.progress import Reporter, progress
 from ortolan.hub.client import Listing, list_files
 from ortolan.hub.fetch import kind_of
 from ortolan.hub.name import name_of
 
 if TYPE_CHECKING:  # the runtime is imported when a command runs
     from ortolan.runtime import Bundle
+
+
+@contextmanager
+def loaded(bundle: str, settings: Mapping[str, Any], kind: Any = None) -> Iterator[Any]:
+    """Load a bundle, and show progress until the command has its results."""
+    from ortolan.runtime import load
+
+    with progress() as steps:
+        steps("load", 0, 1)
+        model = load(bundle_of(bundle, steps), kind, **settings)
+        steps(click.get_current_context().info_name or "", 0, 1)
+        yield model
+
+
+def opened(bundle: str, steps: Reporter, *, isolate: bool, full_check: bool = False) -> "Bundle":
+    """Open a bundle for a command that computes with it.
+
+    One that is new here is loaded in a subprocess first, as `ortolan.load` does.
+    """
+    from ortolan.runtime import open_bundle
+    from ortolan.runtime.verification.first_load import pass_first_load
+
+    found = open_bundle(bundle_of(bundle, steps), full_check=full_check)
+    if isolate:
+        pass_first_load(found)
+    return found
 
 
 def bundle_of(model: str | Listing, steps: Reporter) -> Path:
@@ -36,16 +66,3 @@ def bundle_in(model: str, steps: Reporter) -> Path | None:
     # a manifest that is a broken link is still that of a bundle
     is_bundle = os.path.lexists(folder / "manifest.json") or not folder.exists()
     return folder if is_bundle else None
-
-
-def opened_bundle(model: str, steps: Reporter, *, full_check: bool = False) -> "Bundle":
-    """Open a bundle for a command that computes with it; see `bundle_of`.
-
-    One that is new here is loaded in a subprocess first, as `ortolan.load` does.
-    """
-    from ortolan.runtime import open_bundle
-    from ortolan.runtime.verification.first_load import pass_first_load
-
-    bundle = open_bundle(bundle_of(model, steps), full_check=full_check)
-    pass_first_load(bundle)
-    return bundle

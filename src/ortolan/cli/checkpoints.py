@@ -1,20 +1,84 @@
-"""The output of `ortolan inspect` for a checkpoint."""
+"""Checkpoints: the commands `families` and `train`, and the output of `ortolan inspect`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from ortolan.cli import options
 from ortolan.cli.extras import extra
-from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.output import aligned, print_json, print_table, size
 from ortolan.cli.progress import duration, progress
 
-if TYPE_CHECKING:  # PyTorch is imported when the command runs
+if TYPE_CHECKING:  # PyTorch is imported when a command runs
     from collections.abc import Mapping
 
     from ortolan.export.preview.cost import Cost
     from ortolan.export.preview.preview import Preview
     from ortolan.export.preview.run import Run
+
+
+@click.command()
+@click.argument("recipe", type=options.path)
+@click.argument("out", type=options.path, required=False)
+def train_command(recipe: Path, out: Path | None) -> None:
+    """Train the model of RECIPE and write its checkpoint to OUT, or next to the recipe.
+
+    RECIPE is a TOML file. It names a function, in a Python file next to it, that reads the data.
+    """
+    with extra("train", command="train"):
+        import matplotlib  # noqa: F401 - needed only when training ends; fail now instead
+
+        from ortolan.modeling.training.trainer import train
+    print(f"checkpoint  {train(recipe, out)}")
+
+
+_COUNTED = {"family": "by their family", "transformers": "through transformers"}
+
+
+@click.command()
+@click.argument("model_types", nargs=-1, metavar="[MODEL_TYPE]...")
+@options.as_json
+def families_command(model_types: tuple[str, ...], as_json: bool) -> None:
+    """List the model types that can be exported, and the error measured in tests.
+
+    MODEL_TYPE is the model_type of a config.json, such as llama. The error is the largest
+    difference from transformers, with fp32 weights, relative to the largest output of transformers.
+    """
+    import msgspec
+
+    from ortolan.export.coverage import read_coverage
+
+    coverage = read_coverage()
+    rows = [row for row in coverage.rows if not model_types or row.model_type in model_types]
+    missing = [name for name in model_types if not coverage.of(name)]
+    if missing:
+        raise click.ClickException(
+            f"unknown model types: {', '.join(missing)}. `ortolan families` lists those that were "
+            "tested."
+        )
+    if as_json:
+        print_json(
+            {"transformers": coverage.transformers, "rows": [msgspec.to_builtins(r) for r in rows]}
+        )
+        return
+    table = [
+        (
+            row.model_type,
+            row.kind,
+            _COUNTED[row.way],
+            "-" if row.error is None else f"{row.error:.1e}",
+            row.note,
+        )
+        for row in rows
+    ]
+    print(*aligned([("model type", "kind", "way", "error", ""), *table]), sep="\n")
+    if not model_types:
+        counts = [f"{count} {_COUNTED[way]}" for way, count in coverage.counts().items()]
+        print(f"\nsupported: {', '.join(counts)}; transformers {coverage.transformers}")
+
 
 _WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
 
@@ -27,7 +91,7 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
         from ortolan.export.preview.preview import preview
         from ortolan.export.preview.run import PROMPT_TOKENS
 
-    with progress("inspect", as_json=as_json) as steps:
+    with progress() as steps:
         about = preview(path, via=via, progress=steps)
     if as_json:
         print_json(msgspec.to_builtins(about))
