@@ -5,6 +5,7 @@ import pkgutil
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -217,10 +218,8 @@ def test_a_command_passes_its_options_on(
 def test_commands_that_open_a_bundle_load_it_in_a_subprocess_first(
     line: str, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def first_load(_: object) -> None:
-        raise CalledError
-
-    monkeypatch.setattr("ortolan.runtime.verification.first_load.pass_first_load", first_load)
+    place = "ortolan.runtime.verification.first_load.pass_first_load"
+    monkeypatch.setattr(place, Mock(side_effect=CalledError))
     monkeypatch.chdir(models["labels"].bundle.path.parent)
     done = CliRunner().invoke(cli, line.split())
     assert isinstance(done.exception, CalledError), (done.output, done.exception)

@@ -31,6 +31,7 @@ LINES = (
     "run bundle defdef -n 95",
     "run bundle def --precision int8",
     "run bundle def --revision v1",
+    "run bundle -",
     "run labels a",
     "run nowhere def",
     "run torn def",
@@ -66,6 +67,7 @@ LINES = (
     "export checkpoint out --adapter nowhere",
     "embed embedding a --prompt query",
     "embed embedding",
+    "embed embedding -",
     "embed labels a",
     "embed bundle a",
     "embed embedding a --device cuda",
@@ -132,29 +134,11 @@ def test_a_mistake_is_one_line(
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     words = [word.replace("_", " ") for word in line.split()]
-    text = error_line(*words).removeprefix("ortolan: ")
+    text = error_line(*words, stdin=b"def \xff\xfe").removeprefix("ortolan: ")
     for hidden in (f"{folder}/", f"{cache_folder()}"):
         text = text.replace(hidden, "...")
     assert text == snapshot
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("line", "data"),
-    [
-        ("run bundle -", b"def \xff\xfe"),
-        ("embed embedding -", b"a\xff"),
-    ],
-)
-def test_unreadable_input_is_one_line(
-    line: str,
-    data: bytes,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    snapshot: SnapshotAssertion,
-) -> None:
-    monkeypatch.chdir(folder)
-    assert error_line(*line.split(), stdin=data).removeprefix("ortolan: ") == snapshot
 
 
 # --- checkpoints ------------------------------------------------------------------------------
