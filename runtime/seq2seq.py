@@ -216,7 +216,7 @@ class Seq2Seq(Model):
             raise InputError("logits accepts a single source, not a list.")
         tokens = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="ids", fewest=1)
         slots = self._engine.slots()
-        slots.put_sources([0], self._encoded([self._sources.read(source)]))
+        slots.sources.put([0], self._encoded([self._sources.read(source)]))
         return Runner(self._engine, slots).teacher_forced(tokens)
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.shifts import Shift
+from ortolan.runtime.engine.pictures import Shift
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 

@@ -198,7 +198,7 @@ class DeviceStates:
         self._lent: _Values = []
         self._lent_others: _Values = []
 
-    def bound(self, rows: slice) -> "Iterator[tuple[State, Part, Part]]":
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Any, Any]]":
         """Yield each state with the input and the output of a call for some rows.
 
         Rows that do not start at 0 must be one row; the call has to be made by `around`.

@@ -1,11 +1,16 @@
 """Engine: the onnxruntime sessions of one bundle.
 
-Several threads may share an `Engine`; each `Runner` belongs to one thread. A process forked after
-the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
+Several threads may share an `Engine`; each `Runner` belongs to one thread.
+
+A child of `os.fork()` has none of the threads that a session waits for: running it would hang, and
+destroying it at exit crashes. So running raises `ForkedError`, and the session is never destroyed.
 """
 
+import ctypes
 import hashlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -27,16 +32,14 @@ from ortolan.runtime.bundle.kinds import (
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine.attention_kernels import GRID, query_heads, score_edges
-from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier
-from ortolan.runtime.engine.fork_guard import check_process, guard
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
-from ortolan.runtime.engine.providers import memory_name, obstacle
+from ortolan.runtime.engine.providers import choose_device, memory_name, obstacle
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.engine.threads import chosen_threads
-from ortolan.runtime.errors import DeviceError, InputError
+from ortolan.runtime.errors import DeviceError, ForkedError, InputError
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -88,8 +91,7 @@ class Engine:
         self.manifest = bundle.manifest
         self.adapters, self.adapter = adapters, 0
         works = partial(obstacle, precision=bundle.manifest.precision)
-        choice = choose_device(device, bundle.manifest.devices, works)
-        self.device, self.device_reason = choice.device, choice.reason
+        self.device, self.device_reason = choose_device(device, bundle.manifest.devices, works)
         if adapters is not None and self.device != "cpu":
             raise DeviceError(
                 f"Adapters run on the cpu only (got {self.device}). Load the bundle with "
@@ -122,7 +124,11 @@ class Engine:
             for role in graphs
             if is_copied or role not in ON_DEMAND
         }
-        self._open_later = self._openers(packed, adapt)
+        later = partial(open_session, bundle, threads=self.threads, device=self.device)
+        self._open_later = {
+            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
+            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
+        }
         del whole, adapt
         if is_copied or packed is not None:
             return_free_memory()
@@ -133,7 +139,7 @@ class Engine:
         collapse_later(pages_before)
         self._open_head = open_head
         self._head: Engine | None = None
-        guard(self)
+        _engines.add(self)
 
     def head(self) -> "Engine":
         """The sessions of the head that predicts further tokens. The first call opens them."""
@@ -309,16 +315,6 @@ class Engine:
         """The onnxruntime session for vectors that see each other. The first call opens it."""
         return self._opened(BOTH_WAYS)
 
-    def _openers(
-        self, packed: "Packed | None", adapt: Callable[[bytes], bytes] | None
-    ) -> dict[str, Callable[[], Any]]:
-        """How the graphs that are opened on demand are opened."""
-        later = partial(open_session, self._bundle, threads=self.threads, device=self.device)
-        return {
-            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
-            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
-        }
-
     def _opened(self, role: str) -> Any:
         """The session of a graph that is opened on demand."""
         with self._lock:
@@ -352,9 +348,12 @@ class Engine:
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
-    def native_sessions(self) -> list[Any]:
-        """All sessions, for `fork_guard`."""
-        return list(self._sessions.values())
+    def strand(self) -> None:
+        """Leave the sessions to the parent of this process, which was forked from it."""
+        self.is_stranded = True
+        for session in self._sessions.values():
+            # leak a reference: the destructor would join threads that do not exist here
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
     def close(self) -> None:
         """Free the sessions, once the last call that runs has ended."""
@@ -366,9 +365,25 @@ class Engine:
 
     def check_process(self) -> None:
         """Check that this process created the engine, and did not close it."""
-        check_process(self)
+        if self.is_stranded:
+            raise ForkedError(
+                "A child of os.fork() cannot use a model that its parent loaded. "
+                "Load the model in the child, or start children with the method 'spawn'."
+            )
         if self.is_closed:
             raise InputError("This model is closed. Load the bundle again.")
+
+
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+def _strand() -> None:
+    for engine in list(_engines):
+        engine.strand()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_strand)
 
 
 def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:

@@ -60,7 +60,7 @@ class HostStates:
         others = self._allocate([states[number] for number in fixed], 0) if fixed else []
         self._others = dict(zip(fixed, others, strict=True))
 
-    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer, Buffer]]":
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Any, Any]]":
         """Yield each state with its input buffer and its output buffer, for some rows."""
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
             read, other = buffer[rows], self._others.get(number)

@@ -11,6 +11,7 @@ onnxruntime computes on the CPU without a word if a provider cannot start. So ev
 checked (`check_started`), and `obstacle` starts one with a single node.
 """
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -23,8 +24,7 @@ from numpy.typing import NDArray
 
 from ortolan.cuda_setup import INSTALL, missing_part
 from ortolan.distribution import pip_install
-from ortolan.runtime.engine.device import kind_of
-from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError
+from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError, shown
 from ortolan.runtime.graph.small_model import node_of, write_model
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "available_providers",
     "bind_state",
     "check_started",
+    "choose_device",
     "memory_name",
     "no_memory",
     "obstacle",
@@ -98,6 +99,40 @@ def onnxruntime_version() -> str:
 def available_providers() -> tuple[str, ...]:
     """Execution providers of the installed onnxruntime, best first; they may not work here."""
     return tuple(ort.get_available_providers())
+
+
+def choose_device(
+    device: str, offered: Collection[str], obstacle: Callable[[str], str | None]
+) -> tuple[str, str]:
+    """Choose the device to run on. Returns it, and in a few words why."""
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|webgpu|cuda(:\d{1,3})?", device):
+        raise DeviceError(
+            f"device must be auto, cpu, webgpu, cuda or cuda:N (got {shown(device)})."
+        )
+    if device != "auto":
+        kind = kind_of(device)
+        if kind not in offered:
+            raise DeviceError(
+                f"device {device!r}: the bundle was made for {', '.join(offered)}, not for {kind}. "
+                "Choose one of its devices, or export the checkpoint for this one."
+            )
+        reason = obstacle(device)
+        if reason is not None:
+            raise DeviceError(f"device {device!r}: {reason}")
+        return device, "requested"
+    obstacles: list[str] = []
+    for name in offered:
+        reason = obstacle(name)
+        if reason is None:
+            made = f"the bundle was made for {', '.join(offered)}"
+            return name, "; ".join([*obstacles, made])
+        obstacles.append(f"{name}: {reason}")
+    raise DeviceError(f"device 'auto': {obstacles[0]}")
+
+
+def kind_of(device: str) -> str:
+    """The kind of a device: `cuda` of `cuda:1`."""
+    return device.partition(":")[0]
 
 
 def memory_name(device: str) -> tuple[str, int]:

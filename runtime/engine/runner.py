@@ -45,9 +45,8 @@ from ortolan.runtime.bundle.interface import (
 from ortolan.runtime.bundle.source import POSITIONS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.buffers import Snapshot
-from ortolan.runtime.engine.pictures import FIRST, Placed, run_around, runs
+from ortolan.runtime.engine.pictures import AXES, FIRST, Placed, run_around, runs
 from ortolan.runtime.engine.providers import bind_state, share
-from ortolan.runtime.engine.shifts import AXES
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import NumericError
@@ -458,9 +457,9 @@ class Runner:
     # --- memory -----------------------------------------------------------------------------------
 
     def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
-        """Set the sources of slots; see `Slots.put_sources`."""
+        """Set the sources of slots; see `Sources.put`."""
         self._unbind()
-        self.slots.put_sources(slots, encoded)
+        self.slots.sources.put(slots, encoded)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Copy a snapshot into a row; see `Slots.restore`."""
@@ -514,10 +513,10 @@ class Runner:
             binding.bind_ortvalue_input(WINDOW_STARTS, share(self.slots.windows.starts[rows]))
         if self._engine.adapters is not None:
             binding.bind_ortvalue_input(ADAPTERS, share(self.slots.adapters[rows]))
-        for state, read, written in self.slots.bound(rows):
+        for state, read, written in self.slots.held.bound(rows):
             bind_state(binding, state, read, written)
         beams = self.slots.beams
-        source = self.slots.sources(slice(rows.start // beams, -(-rows.stop // beams)))
+        source = self.slots.sources.of(slice(rows.start // beams, -(-rows.stop // beams)))
         if source is not None:
             binding.bind_ortvalue_input(SOURCE_LENGTHS, share(source.lengths))
             for state, values in zip(self._engine.source_states, source.states, strict=True):
@@ -578,7 +577,7 @@ def _slots(engine: "Engine") -> Slots:
         shapes = [[n if isinstance(n, int) else 1 for n in s.shape] for s in engine.source_states]
         pairs = zip(shapes, engine.source_states, strict=True)
         states = tuple(np.zeros(shape, state.dtype) for shape, state in pairs)
-        slots.put_sources([0], Encoded(lengths=np.ones(1, np.int32), states=states))
+        slots.sources.put([0], Encoded(lengths=np.ones(1, np.int32), states=states))
     return slots
 
 

@@ -24,7 +24,7 @@ def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
 def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]]:
     slots = engine.slots()
     if source is not None:
-        slots.put_sources([0], source)
+        slots.sources.put([0], source)
     runner = Runner(engine, slots)
     context, vocabulary = engine.manifest.context_length, engine.manifest.vocab_size
     ids = _ids(min(_TOKENS, context), vocabulary)

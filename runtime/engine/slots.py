@@ -33,8 +33,8 @@ import numpy as np
 from ortolan.runtime.engine.buffers import Layout, Snapshot
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.host_states import HostStates, layout
-from ortolan.runtime.engine.shifts import Shifts
-from ortolan.runtime.engine.sources import Encoded, Sources
+from ortolan.runtime.engine.pictures import Shifts
+from ortolan.runtime.engine.sources import Sources
 from ortolan.runtime.engine.windows import WindowedRows, window_of
 from ortolan.runtime.errors import ContextLengthError, InputError
 
@@ -68,6 +68,7 @@ class Slots:
 
     Attributes:
         held: the states that graphs are bound to.
+        sources: what the decoder reads of the source of each slot.
         lengths: valid tokens of each row.
         adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
         windows: where the tokens of each row begin in states with a window.
@@ -114,7 +115,7 @@ class Slots:
                 reserve_to=context_length if reserved else None,
                 window_slots=None if window is None else window.capacity,
             )
-        self._sources = Sources((s for s in states if s.update == "source"), count)
+        self.sources = Sources((s for s in states if s.update == "source"), count)
 
     @property
     def capacity(self) -> int:
@@ -125,15 +126,7 @@ class Slots:
         """Fingerprint of what computes a row: the bundle, or the bundle with an adapter."""
         return self._identities[int(self.adapters[row])]
 
-    # --- what a graph is bound to -----------------------------------------------------------------
-
-    def bound(self, rows: slice) -> "Iterator[tuple[State, Any, Any]]":
-        """Yield each written state with its input buffer and its output buffer, for some rows."""
-        yield from self.held.bound(rows)
-
-    def sources(self, slots: slice) -> Encoded | None:
-        """Return what the decoder reads of the sources of some slots."""
-        return self._sources.of(slots)
+    # --- calls of the model -----------------------------------------------------------------------
 
     def take_over(self, rows: Sequence[int]) -> None:
         """Adopt what a step wrote to the replaced states of the rows that took part in it."""
@@ -176,7 +169,7 @@ class Slots:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
-        self._sources.release(slot)
+        self.sources.release(slot)
         if not self.keeps:
             for row in range(rows.start, rows.stop):
                 self.windows.put(row, 0, 0)
@@ -222,11 +215,7 @@ class Slots:
             [slot * self.beams + beam for beam in beams], [to * self.beams + beam for beam in beams]
         )
         self.release(slot)
-        self._sources.move(slot, to)
-
-    def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
-        """Set the sources of these slots, in this order."""
-        self._sources.put(slots, encoded)
+        self.sources.move(slot, to)
 
     # --- snapshots --------------------------------------------------------------------------------
 

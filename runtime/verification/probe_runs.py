@@ -309,7 +309,7 @@ def _append(
 def _runner(engine: Engine, source: Encoded | None) -> Runner:
     slots = engine.slots()
     if source is not None:
-        slots.put_sources([0], source)
+        slots.sources.put([0], source)
     return Runner(engine, slots)
 
 

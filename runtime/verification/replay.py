@@ -16,10 +16,9 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_parts
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
-from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.providers import obstacle, onnxruntime_version
+from ortolan.runtime.engine.providers import choose_device, obstacle, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
@@ -85,7 +84,7 @@ def verify(
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
     works = partial(obstacle, precision=bundle.manifest.precision)
-    chosen = choose_device(device, bundle.manifest.devices, works).device
+    chosen, _ = choose_device(device, bundle.manifest.devices, works)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)

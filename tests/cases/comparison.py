@@ -270,7 +270,7 @@ def _seq2seq_error(model: Any, engine: Engine) -> float:
         for row, text in enumerate(texts)
     ]
     slots = engine.slots(len(texts))
-    slots.put_sources(range(len(texts)), engine.encode_source(sources.feeds))
+    slots.sources.put(range(len(texts)), engine.encode_source(sources.feeds))
     return _text_error(Runner(engine, slots), texts, expected)
 
 

@@ -31,9 +31,8 @@ from ortolan.export.errors import LayoutError, OptionError
 from ortolan.export.layouts.genai import check_convertible
 from ortolan.export.options import ExportOptions
 from ortolan.runtime import BundleError, Decoder, InputError, Sampling, open_bundle, verify
-from ortolan.runtime.engine.pictures import Picture
+from ortolan.runtime.engine.pictures import Picture, Shift
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.shifts import Shift
 from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.medium import Medium
 

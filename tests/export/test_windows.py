@@ -345,7 +345,7 @@ def test_the_states_of_a_row_stop_growing(wide: Decoder) -> None:
     assert window == windows.Window(size=WINDOW, step=128, back=128, part=128)
     slots = wide._engine.slots()
     Runner(wide._engine, slots).prefill(0, LONG_IDS)
-    shapes = [read.shape[2] for _, read, _ in slots.bound(slice(0, 1))]
+    shapes = [read.shape[2] for _, read, _ in slots.held.bound(slice(0, 1))]
     assert shapes[:2] == [window.capacity] * 2
     assert min(shapes[2:]) >= len(LONG_IDS)
     per_token = wide.manifest.state_bytes("append")

@@ -15,8 +15,7 @@ import ortolan
 from ortolan.export.proof.certificate import THRESHOLDS
 from ortolan.modeling import load as load_module
 from ortolan.runtime import Bundle, Decoder, DeviceError, verify
-from ortolan.runtime.engine.device import choose_device
-from ortolan.runtime.engine.providers import obstacle
+from ortolan.runtime.engine.providers import choose_device, obstacle
 
 Numbers = NDArray[np.float32]
 

@@ -134,7 +134,7 @@ def test_states_stay_on_the_device(name: str, pair: Callable[..., Pair]) -> None
     runner.reserve(300)
     runner.step([6])
     assert (copier.read_bytes, copier.written_bytes) == before
-    for state, read, written in runner.slots.bound(slice(0, 3)):
+    for state, read, written in runner.slots.held.bound(slice(0, 3)):
         assert (read.memory, read.shape[0]) == ("gpu", 3)
         assert (read.pointer == written.pointer) == (state.update == "append")
 

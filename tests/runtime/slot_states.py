@@ -35,7 +35,7 @@ SUM = State(
 def buffers(slots: Slots, row: int | None = None) -> list[Buffer]:
     """The input buffers of all rows, or of one."""
     rows = slice(None) if row is None else slice(row, row + 1)
-    return [read for _, read, _ in slots.bound(rows)]
+    return [read for _, read, _ in slots.held.bound(rows)]
 
 
 def filled(slots: Slots, *lengths: int) -> Slots:

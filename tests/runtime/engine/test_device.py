@@ -4,7 +4,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 
-from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.providers import choose_device
 
 Obstacle = Callable[[str], str | None]
 
@@ -38,9 +38,9 @@ def never(device: str) -> str | None:
 def test_a_device_is_chosen_with_a_reason(
     device: str, offered: tuple[str, ...], obstacle: Obstacle, chosen: str, reason: str
 ) -> None:
-    choice = choose_device(device, offered, obstacle)
-    assert choice.device == chosen
-    assert reason in choice.reason
+    choice, why = choose_device(device, offered, obstacle)
+    assert choice == chosen
+    assert reason in why
 
 
 REFUSED: dict[str, tuple[str, tuple[str, ...], Obstacle]] = {

@@ -103,7 +103,7 @@ def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both:
     device.held.around(rows, lambda: None)()  # it has its buffers before they grow
     for slots in both:
         slots.reserve(700 if grown else 200)
-    on_host, on_device = list(host.bound(rows)), list(device.bound(rows))
+    on_host, on_device = list(host.held.bound(rows)), list(device.held.bound(rows))
 
     def call() -> None:
         for (state, read, written), (_, want, new) in zip(on_device, on_host, strict=True):
@@ -139,7 +139,7 @@ def test_bfloat16_is_moved_as_bits_and_read_as_bfloat16() -> None:
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
     session = open_small(model.SerializeToString(), "cpu")
     binding = session.io_binding()
-    ((_, part, _),) = slots.bound(slice(0, 1))
+    ((_, part, _),) = slots.held.bound(slice(0, 1))
     binding.bind_input(state.input, *part)
     binding.bind_output("numbers", "cpu")
     session.run_with_iobinding(binding)

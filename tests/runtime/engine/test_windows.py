@@ -49,7 +49,9 @@ class Written:
         slots.slide_windows([row])
         new = list(range(self._next, self._next + count))
         self._next += count
-        for value, (_, buffer, _) in zip((0, 1), slots.bound(slice(row, row + 1)), strict=True):
+        for value, (_, buffer, _) in zip(
+            (0, 1), slots.held.bound(slice(row, row + 1)), strict=True
+        ):
             start = len(text) - (int(slots.windows.starts[row]) if value == 0 else 0)
             assert start + count <= buffer.shape[2] - (buffer.shape[2] == WINDOW.capacity)
             buffer[0, 0, start : start + count] = np.array(new)[:, None]
@@ -74,7 +76,7 @@ class Written:
 
     def check(self) -> None:
         for row, text in enumerate(self.texts):
-            (_, narrow, _), (_, whole, _) = self.slots.bound(slice(row, row + 1))
+            (_, narrow, _), (_, whole, _) = self.slots.held.bound(slice(row, row + 1))
             assert self.slots.lengths[row] == len(text)
             assert whole[0, 0, : len(text), 0].tolist() == text
             start = int(self.slots.windows.starts[row])
