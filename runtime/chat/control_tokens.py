@@ -5,9 +5,10 @@ before and after each of the user's texts. Marks are characters that occur nowhe
 cannot be forged. They are placed inside the white space around a text, because templates trim it.
 """
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from ortolan.runtime.chat.messages import is_name
@@ -63,31 +64,12 @@ def marked(value: Any, marks: Marks) -> Any:
 
 def unmarked(text: str, marks: Marks) -> tuple[str, list[Span]] | None:
     """Return a text without its marks and the spans between them; `None` if any mark is lost."""
-    parts: list[str] = []
-    spans: list[Span] = []
-    length = start = 0
-    inside = False
-    for part, mark in _parts(text, marks):
-        parts.append(part)
-        length += len(part)
-        if mark == marks.start and not inside:
-            start, inside = length, True
-        elif mark == marks.end and inside:
-            spans.append(Span(start, length))
-            inside = False
-        elif mark:
-            return None
-    return None if inside else ("".join(parts), spans)
-
-
-def _parts(text: str, marks: Marks) -> Iterator[tuple[str, str]]:
-    """Split a text at its marks; each part comes with the mark after it."""
-    begin = 0
-    for index, letter in enumerate(text):
-        if letter in marks:
-            yield text[begin:index], letter
-            begin = index + 1
-    yield text[begin:], ""
+    pieces = re.split(f"([{''.join(marks)}])", text)  # text, mark, text, ..., mark, text
+    texts, found = pieces[::2], pieces[1::2]
+    if found != [*marks] * (len(found) // 2):
+        return None
+    ends = [*accumulate(map(len, texts))]
+    return "".join(texts), [*map(Span, ends[::2], ends[1::2])]
 
 
 def user_spans(
@@ -145,21 +127,15 @@ def encode(
 
 def replaced(text: str, spans: list[Span], old: str, new: str) -> tuple[str, list[Span]]:
     """Replace a text in a prompt, except in the texts of the user; return where these are then."""
-    touches, moved = _touches(spans), 0
-    parts, start, later = list[str](), 0, list(spans)
-    while (place := text.find(old, start)) >= 0:
-        end = place + len(old)
-        is_own = not touches((place, end))
-        parts += [text[start:place], new if is_own else old]
-        if is_own:
-            shift = len(new) - len(old)
-            later = [
-                Span(at.start + shift, at.end + shift) if at.start >= place + moved else at
-                for at in later
-            ]
-            moved += shift
-        start = end
-    return "".join((*parts, text[start:])), later
+    parts: list[str] = []
+    moved: list[Span] = []
+    begin = length = 0
+    for span in (*spans, Span(len(text), len(text))):
+        own, user = text[begin : span.start].replace(old, new), text[span.start : span.end]
+        parts += [own, user]
+        moved.append(Span(length + len(own), length + len(own) + len(user)))
+        begin, length = span.end, moved[-1].end
+    return "".join(parts), moved[:-1]
 
 
 def _encode_part(
@@ -169,11 +145,10 @@ def _encode_part(
 
     A line end goes in front, as in the middle of a text: some tokenizers start a text with a space.
     """
-    lead = "\n" if start else ""
-    ids, offsets = tokenizer.encode_with_offsets(lead + text[start:end])
-    if any(first < len(lead) < last for first, last in offsets):
-        lead = ""
-        ids, offsets = tokenizer.encode_with_offsets(text[start:end])
+    for lead in ("\n" if start else "", ""):
+        ids, offsets = tokenizer.encode_with_offsets(lead + text[start:end])
+        if not any(first < len(lead) < last for first, last in offsets):
+            break
     shift = start - len(lead)
     return [
         (token, (first + shift, last + shift))

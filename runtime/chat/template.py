@@ -91,8 +91,13 @@ class ChatTemplate:
         The ids equal those of transformers' `apply_chat_template`, unless a text of the user
         contains a control token.
         """
+        valid: list[dict[str, Any]] = check_messages(messages)
+        if not re.search("""["']developer["']""", self.source):  # knows the system only
+            valid = [
+                {**one, "role": "system"} if one["role"] == "developer" else one for one in valid
+            ]
         data: dict[str, Any] = {
-            "messages": self._with_known_roles(check_messages(messages)),
+            "messages": valid,
             "tools": None if tools is None else check_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
@@ -114,7 +119,10 @@ class ChatTemplate:
             continues = _tagged(data["messages"], tag)
         constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
         encoded = partial(self._encoded, constants, tag=tag, max_tokens=max_tokens)
-        _check_keys(data, list(self.control.values()))
+        keys = "\0".join(_keys(data))  # which get no marks
+        token = next((text for text in self.control.values() if text in keys), None)
+        if token is not None:
+            raise ChatError(f"A key contains the control token {token!r}. Rename it.")
         return replace(self._fit(encoded, {**data, **extra}), continues=continues)
 
     @cached_property
@@ -138,15 +146,6 @@ class ChatTemplate:
         """The control tokens with these texts; others are left out."""
         texts = frozenset(texts)
         return [token for token, text in self.control.items() if text in texts]
-
-    def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rename the role `developer` to `system` for templates that only know the latter."""
-        if re.search("""["']developer["']""", self.source):
-            return messages
-        roles = {"developer": "system"}
-        return [
-            {**message, "role": roles.get(role := message["role"], role)} for message in messages
-        ]
 
     def _template(self, data: Mapping[str, Any]) -> Template:
         name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"
@@ -216,18 +215,18 @@ def _check_shown(
         and any(text.count(one) < everything.count(one) for one in _texts(message) if one)
     ]
 
-    def rendered(contents: Mapping[int, str]) -> str | None:
+    def rendered(contents: Mapping[int, str]) -> str:
         changed = [
-            {**message, "content": contents[number]} if number in contents else message
+            {**message, "content": contents.get(number, message["content"])}
             for number, message in enumerate(messages)
         ]
         try:
             return render({**data, "messages": changed})
         except (ChatError, ChatTemplateError):
-            return None  # the template checks the text, so it reads it
+            return ""  # the template checks the text, so it reads it
 
     probes = {number: f"({number}) {_PROBE}" for number in unclear}
-    probed = (rendered(probes) if probes else None) or ""
+    probed = rendered(probes) if probes else ""
     for number, probe in probes.items():
         if probe not in probed and rendered({number: ""}) == text:
             raise ChatError(
@@ -285,23 +284,18 @@ def _strings(value: Any) -> Iterator[str]:
     """All strings in plain data, including keys."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
+    elif isinstance(value, dict):
+        yield from value
+        yield from _strings([*value.values()])
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
 
 
-def _check_keys(value: Any, control: Sequence[str]) -> None:
-    """Keys get no marks, so they cannot contain control tokens."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            token = next((text for text in control if text in key), None)
-            if token is not None:
-                raise ChatError(f"A key contains the control token {token!r}. Rename it.")
-            _check_keys(item, control)
-    elif isinstance(value, list):
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+        value = [*value.values()]
+    if isinstance(value, list):
         for item in value:
-            _check_keys(item, control)
+            yield from _keys(item)

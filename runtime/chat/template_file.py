@@ -1,6 +1,5 @@
 """Reads the chat template of a bundle."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,7 +26,12 @@ def read_chat_template(
     config = _object(bundle.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}
     source: Any = config.get("chat_template")
     if TEMPLATE in names:
-        source = _decoded(bundle.read(TEMPLATE))
+        try:
+            source = bundle.read(TEMPLATE).decode()
+        except UnicodeDecodeError as error:
+            raise ChatTemplateError(
+                f"{TEMPLATE} must be UTF-8: {error}. Convert the file and export again."
+            ) from error
     elif isinstance(source, list):
         source = {str(row["name"]): str(row["template"]) for row in source if _is_named(row)}
     if not isinstance(source, str | dict) or not source:
@@ -35,24 +39,20 @@ def read_chat_template(
             f"This bundle has no {TEMPLATE}. Put the model's template next to its checkpoint and "
             "export again, or use generate."
         )
+    if config:
+        texts = {
+            name: value.get("content") if isinstance(value, dict) else value
+            for name, value in config.items()
+            if name.endswith("_token")
+        }
+        return source, {name: text for name, text in texts.items() if isinstance(text, str)}
     tokens = bundle.manifest.tokens
     own = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None}
-    special = {
+    return source, {
         name: tokenizer.decode([token], skip_special_tokens=False)
         for name, token in own.items()
-        if token is not None and not config
+        if token is not None
     }
-    return source, special | _special_tokens(config)
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of special tokens, by names such as `bos_token`."""
-    texts = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _is_named(value: Any) -> bool:
@@ -65,14 +65,4 @@ def _object(data: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ChatTemplateError(
             f"{TOKENIZER_CONFIG} is not a JSON object: {error}. Export again."
-        ) from error
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ChatTemplateError(
-            f"{TEMPLATE} must be UTF-8 (got byte 0x{data[error.start]:02x} at {error.start}). "
-            "Convert the file and export again."
         ) from error
