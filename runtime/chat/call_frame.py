@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.chat.call_syntax import json_calls, pair_calls, python_calls, xml_calls
-from ortolan.runtime.chat.formats import CallFormat, Format
+from ortolan.runtime.chat.formats import CallFormat, Format, any_of
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.errors import ChatError, ChatTemplateError
 
@@ -93,8 +93,8 @@ def frame_of(template: "ChatTemplate", form: Format) -> Frame:
 
 def common_start(one: str, other: str) -> str:
     """Return the longest common prefix."""
-    pairs = zip(one, other, strict=False)
-    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return one[: len([*pairs])]
 
 
 class _Probe:
@@ -104,29 +104,23 @@ class _Probe:
         self._template = template
         self._form = form
         self._calls = form.calls
-        self._ends = [*template.control.values()]
 
-    def frame(self) -> Frame | None:
-        """The frame of the probe; `None` if the template does not show it."""
-        before, name, rest = self._rendered([_ARGUMENTS]).partition(NAME)
-        if not name:
-            return None
-        head, pairs, arguments = "", None, _OBJECT.search(rest)
+    def frame(self, count: int = 2) -> Frame | None:
+        """The frame of the probe, called this often; `None` if the template does not show it."""
+        texts = self._rendered([_ARGUMENTS] * count).split(NAME, count)
+        before, rest = texts[0], texts[-1]
+        head, pairs, after, arguments = "", None, None, _OBJECT.search(rest)
         if arguments is not None:
             head, after = rest[: arguments.start()], rest[arguments.end() :]
         elif self._calls.reader in (xml_calls, pair_calls, python_calls):
-            parts = self._pairs(rest)
-            if parts is None:
-                return None
-            pairs, after = parts
-        else:
-            return None
-        between = self._between(before, after if pairs is None else pairs.last + after)
-        if between is not None and pairs is not None:
-            between = between.removeprefix(pairs.last)
+            pairs, after = self._pairs(rest)
+        call = rest.removesuffix(after or "")
+        if after is None or len(texts) <= count or not texts[1].startswith(call):
+            return None if count == 1 else self.frame(1)  # the template shows one call at a time
+        between = texts[1].removeprefix(call) if count > 1 else None
         return Frame(before=before, head=head, pairs=pairs, between=between, after=after)
 
-    def _pairs(self, rest: str) -> tuple[Pairs, str] | None:
+    def _pairs(self, rest: str) -> tuple[Pairs | None, str | None]:
         """The text around keys and values, and the text after the last call."""
         quoted = next((q for q in ('"', "'") if f"{q}{VALUE}{q}" in rest), "")
         words = (_KEYS[0], f"{quoted}{VALUE}{quoted}", _KEYS[1], str(NUMBER))
@@ -134,77 +128,56 @@ class _Probe:
         match = re.fullmatch(rf"(.*?){pattern}(.*)", rest, re.DOTALL)
         none = self._rendered([{}]).partition(NAME)[2]
         if match is None or not none:
-            return None
+            return None, None
         first, equals, following, _, last = match.groups()
         # what an empty call ends with too comes after the arguments
         after = common_start(last[::-1], none[::-1])[::-1].lstrip(">")
-        pairs = Pairs(
-            first=first,
-            equals=equals,
-            next=following,
-            last=last.removesuffix(after),
-            none=none.removesuffix(after),
-        )
-        return pairs, after
-
-    def _between(self, before: str, after: str) -> str | None:
-        """The text between two calls; `None` if the template shows one at a time."""
-        two = self._rendered([_ARGUMENTS, _ARGUMENTS])
-        if not two.startswith(before + NAME) or two.count(NAME) != 2 or not two.endswith(after):
-            return None
-        one_call = two[two.rfind(NAME) + len(NAME) : len(two) - len(after)]
-        rest = two[len(before) + len(NAME) :]
-        if not rest.startswith(one_call):
-            return None
-        return rest[len(one_call) : rest.index(NAME)]
+        last, none = last.removesuffix(after), none.removesuffix(after)
+        return Pairs(first=first, equals=equals, next=following, last=last, none=none), after
 
     def _rendered(self, arguments: list[dict[str, Any]]) -> str:
         """The calls as the template shows them, from the first marker on; empty if it does not."""
+        question: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
         # Mistral's templates require ids of nine letters; Kimi's write the id instead of the name
         for ids in ((ID, "probe4567"), (f"functions.{NAME}:0", f"functions.{NAME}:1")):
             calls = [
                 {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": own}}
                 for call_id, own in zip(ids, arguments, strict=False)
             ]
-            question = [{"role": "user", "content": "?"}]
             answer = {"role": "assistant", "content": "", "tool_calls": calls}
             try:
                 start = self._template.prompt(question, tools=[_TOOL]).text
-                start = start.removesuffix(self._form.begun)
                 text = self._template.prompt(
                     [*question, answer], tools=[_TOOL], add_generation_prompt=False
                 ).text
             except (ChatError, ChatTemplateError):
                 continue
-            text = text.removeprefix(common_start(start, text))
+            start = common_start(start.removesuffix(self._form.begun), text)
+            text = text.removeprefix(start)
             if NAME in text:
                 return self._cut(text.replace(ids[1], ids[0]))
         return ""
 
     def _cut(self, text: str) -> str:
         """Cut a text to its calls, from their first marker to their last."""
-        calls, name = self._calls, text.index(NAME)
-        marks = [text.find(mark, 0, name) for mark in (*calls.opens, *calls.around)]
-        start = min((at for at in marks if at >= 0), default=-1)
+        calls, name, last = self._calls, text.index(NAME), text.rindex(NAME)
+        opening = any_of((*calls.opens, *calls.around)).search(text, 0, name)
+        start = -1 if opening is None else opening.start()
         if start < 0 and calls.bare:
             start = text.find(calls.bare, 0, name)
             start = 0 if text[: max(start, 0)].isspace() else start
         if start < 0:
             return ""
-        text = text[start:]
-        last = text.rfind(NAME)
-        if calls.close and calls.close in text[last:]:
-            end = text.rindex(calls.close)
-            if calls.close in self._form.ends:
-                return text[:end]
-            end += len(calls.close)
-            for mark in calls.around:
-                rest = text[end:]
-                if rest.lstrip().startswith(mark):
-                    end += len(rest) - len(rest.lstrip()) + len(mark)
-            return text[:end]
-        ends = [text.find(mark, last) for mark in self._ends if mark not in calls.inside]
-        return text[: min((at for at in ends if at >= 0), default=len(text))].rstrip()
+        end = text.rfind(calls.close, last) if calls.close else -1
+        if end < 0:
+            ends = [mark for mark in self._template.control.values() if mark not in calls.inside]
+            marker = any_of(tuple(ends)).search(text, last)
+            return text[start : None if marker is None else marker.start()].rstrip()
+        if calls.close in self._form.ends:
+            return text[start:end]
+        end += len(calls.close)
+        around = re.compile(rf"(\s*({any_of(calls.around).pattern}))*").match(text, end)
+        return text[start : end if around is None else around.end()]
 
 
 def _default(calls: CallFormat) -> Frame | None:

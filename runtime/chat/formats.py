@@ -3,7 +3,9 @@
 The format is recognized by the chat template, which shows the model its own earlier calls.
 """
 
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from ortolan.runtime.chat.call_syntax import (
     Reader,
@@ -205,6 +207,12 @@ CALLS = (
     ),
 )
 """Call formats; the first whose mark is in the template applies. Specific marks come first."""
+
+
+@cache
+def any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Regular expression for any of the texts, longer ones first."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
 def format_of(source: str, *, with_tools: bool) -> Format:

@@ -8,16 +8,14 @@ and so is white space, which is dropped next to a marker. A call that cannot be 
 never closed, stays content, so that the user sees it.
 """
 
-import re
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import sha256
 from typing import Any
 
 from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
-from ortolan.runtime.chat.formats import Format
+from ortolan.runtime.chat.formats import Format, any_of
 from ortolan.runtime.generation.completion import TokenLogprobs
 
 MAX_MARKS = 32
@@ -131,7 +129,7 @@ class ReplyParser:
         None while more text could turn it into a longer one.
         """
         markers = self._markers()
-        first = _pattern(markers).search(self._held)
+        first = any_of(markers).search(self._held)
         if first is None:
             return "", 0
         rest = self._held[first.start() : first.start() + max(map(len, markers))]
@@ -237,9 +235,3 @@ def call_id(seed: bytes, number: int) -> str:
     """The id of a call: nine letters and digits, as Mistral's templates require."""
     digest = sha256(seed + number.to_bytes(4, "little")).digest()
     return b32encode(digest).decode()[:9].lower()
-
-
-@cache
-def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Regular expression for any of the markers, longer ones first."""
-    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
