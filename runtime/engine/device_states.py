@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.buffers import Buffer
+from ortolan.runtime.engine.buffers import Buffer, Snapshot
 from ortolan.runtime.engine.host_states import layout
 from ortolan.runtime.engine.providers import allocate_on, no_memory, share
+from ortolan.runtime.engine.windows import WindowedRows
 from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.graph.small_model import node_of, write_model
 
@@ -190,7 +191,7 @@ class DeviceStates:
         rows: int,
         capacity: int,
     ) -> None:
-        self.capacity, self.turn = capacity, 0
+        self.capacity, self.turn, self.windows = capacity, 0, WindowedRows(None, rows)
         self._copier, self._states, self._rows = copier, tuple(states), rows
         self._fixed = [n for n, state in enumerate(states) if state.update == "replace"]
         self._buffers = copier.allocate(rows, capacity)
@@ -240,22 +241,13 @@ class DeviceStates:
         """Copy some rows to others, all at once, within the device."""
         self._copier.put(self._buffers, targets, self._taken(self._buffers, sources))
 
-    def read(
-        self, row: int, start: int, end: int, windowed: slice | None = None
-    ) -> tuple[Buffer, ...]:
+    def read(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
         """Copy some tokens of a row to the host; replaced states are whole."""
         return self._copier.read(self._buffers, row, start, end)
 
-    def write(
-        self,
-        row: int,
-        start: int,
-        values: Sequence[Buffer],
-        length: int,
-        windowed: slice | None = None,
-    ) -> None:
-        """Write tokens to a row, from `start` on; replaced states are whole."""
-        self._copier.write(self._buffers, row, start, values)
+    def write(self, row: int, start: int, snapshot: Snapshot) -> None:
+        """Write a snapshot to a row, after its first `start` tokens."""
+        self._copier.write(self._buffers, row, start, snapshot.buffers)
 
     def replaced(self, row: int) -> Any:
         """Return a copy of the replaced states of a row, in the memory of the device."""

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.buffers import AddressSpace, Buffer, Layout, allocate, reserve
+from ortolan.runtime.engine.buffers import (
+    AddressSpace,
+    Buffer,
+    Layout,
+    Snapshot,
+    allocate,
+    reserve,
+)
+from ortolan.runtime.engine.windows import Window, WindowedRows
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
@@ -25,7 +33,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class HostStates:
     """States that grow or are replaced, for a number of rows.
 
-    `turn` is 0 or 1: which of the two buffers of replaced states is read.
+    `turn` is 0 or 1: which of the two buffers of replaced states is read. `windows` tells where the
+    tokens of each row begin in states with a window.
     """
 
     def __init__(
@@ -35,16 +44,16 @@ class HostStates:
         rows: int,
         capacity: int,
         reserve_to: int | None = None,
-        window_slots: int | None = None,
+        window: Window | None = None,
     ) -> None:
         self.capacity = capacity
         self.turn = 0
+        self.windows = WindowedRows(window, rows)
         self._states = tuple(states)
-        self._window_slots = window_slots
         self._windowed = [
             number
             for number, state in enumerate(states)
-            if state.window is not None and window_slots is not None
+            if state.window is not None and window is not None
         ]
         self._rows = rows
         self._space: AddressSpace | None = None
@@ -109,11 +118,21 @@ class HostStates:
             part = buffer if whole else buffer[along(state, "capacity", slice(0, valid))]
             part[written] = part[read]
 
-    def read(
-        self, row: int, start: int, end: int, windowed: slice | None = None
-    ) -> tuple[Buffer, ...]:
+    def read(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
         """Return views of some tokens of a row; replaced states are whole."""
-        part = slice(start, end)
+        return self._views(row, slice(start, end), self.windows.slots(row, start, end))
+
+    def write(self, row: int, start: int, snapshot: Snapshot) -> None:
+        """Write a snapshot to a row, after its first `start` tokens."""
+        end, windowed = start + snapshot.length, None
+        if snapshot.windowed is not None:
+            self.slide(row, start)
+            windowed = self.windows.fill(row, start, end, snapshot.windowed)
+        views = self._views(row, slice(start, end), windowed)
+        for view, values in zip(views, snapshot.buffers, strict=True):
+            view[...] = values
+
+    def _views(self, row: int, part: slice, windowed: slice | None) -> tuple[Buffer, ...]:
         parts = [part] * len(self._states)
         for number in self._windowed:
             parts[number] = windowed or part
@@ -122,31 +141,22 @@ class HostStates:
             for state, buffer, part in zip(self._states, self._buffers, parts, strict=True)
         )
 
-    def write(
-        self,
-        row: int,
-        start: int,
-        values: Sequence[Buffer],
-        length: int,
-        windowed: slice | None = None,
-    ) -> None:
-        """Write `length` tokens to a row, from `start` on; replaced states are whole."""
-        parts = self.read(row, start, start + length, windowed)
-        for part, new in zip(parts, values, strict=True):
-            part[...] = new
-
-    def drop(self, row: int, count: int, kept: int) -> None:
-        """Drop the first `count` tokens of states with a window, and move the next `kept`."""
+    def slide(self, row: int, length: int) -> None:
+        """Slide the window of a row that is used up, before its next call."""
+        moved = self.windows.slide(row, length)
+        if moved is None:
+            return
+        count, kept = moved
         for number in self._windowed:
             state, buffer = self._states[number], self._buffers[number][row : row + 1]
             old = along(state, "capacity", slice(count, count + kept))
             buffer[along(state, "capacity", slice(0, kept))] = buffer[old]
 
-    def windows(self, row: int) -> list[NDArray[Any]]:
+    def windowed(self, row: int) -> list[NDArray[Any]]:
         """Return a copy of the states with a window of a row."""
         return [self._buffers[number][row : row + 1].copy() for number in self._windowed]
 
-    def put_windows(self, row: int, values: list[NDArray[Any]]) -> None:
+    def put_windowed(self, row: int, values: list[NDArray[Any]]) -> None:
         """Set the states with a window of a row to a copy of them."""
         for number, value in zip(self._windowed, values, strict=True):
             slots = value.shape[self._states[number].shape.index("capacity")]  # may have grown
@@ -166,8 +176,8 @@ class HostStates:
         return allocate([self._layout(state, capacity) for state in states])
 
     def _layout(self, state: "State", capacity: int) -> Layout:
-        if state.window is not None and self._window_slots is not None:
-            capacity = min(capacity, self._window_slots)
+        if state.window is not None and self.windows.window is not None:
+            capacity = min(capacity, self.windows.window.capacity)
         return layout(state, self._rows, capacity)
 
 

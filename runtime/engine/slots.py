@@ -35,7 +35,7 @@ from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.host_states import HostStates, layout
 from ortolan.runtime.engine.pictures import Shifts
 from ortolan.runtime.engine.sources import Sources
-from ortolan.runtime.engine.windows import WindowedRows, window_of
+from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class Slots:
         self._fixed = [state for state in self._states if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
         window = window_of(self._states, context_length, min_call_tokens=min_call_tokens)
-        self.windows = WindowedRows(window, count * beams)
         self.shifts = Shifts(count * beams)
         rows, capacity = count * beams, min(CAPACITY_STEP, context_length)
         self._host: HostStates | None = None  # a device has no windows, and reserves no addresses
@@ -113,8 +112,9 @@ class Slots:
                 rows=rows,
                 capacity=capacity,
                 reserve_to=context_length if reserved else None,
-                window_slots=None if window is None else window.capacity,
+                window=window,
             )
+        self.windows = self.held.windows
         self.sources = Sources((s for s in states if s.update == "source"), count)
 
     @property
@@ -146,10 +146,9 @@ class Slots:
 
     def slide_windows(self, rows: Iterable[int]) -> None:
         """Slide the windows of rows that are used up, before the next call computes them."""
-        for row in rows:
-            moved = self.windows.slide(row, self.lengths[row])
-            if moved is not None and self._host is not None:
-                self._host.drop(row, *moved)
+        if self._host is not None:
+            for row in rows:
+                self._host.slide(row, self.lengths[row])
 
     # --- lengths and memory -----------------------------------------------------------------------
 
@@ -230,12 +229,12 @@ class Slots:
         has the last tokens only: all of them, if they are at most `GRID` and `holds` says so.
         """
         end = self.lengths[row] if end is None else end
-        part = self.windows.slots(row, start, end)
+        windowed = self.windows.slots(row, start, end)
         return Snapshot(
             identity=self.identity(row=row),
             length=end - start,
-            buffers=self.held.read(row, start, end, part),
-            windowed=None if part is None else part.stop - part.start,
+            buffers=self.held.read(row, start, end),
+            windowed=None if windowed is None else windowed.stop - windowed.start,
             shifts=self.shifts.within(start, end, row=row),
         )
 
@@ -287,7 +286,7 @@ class Slots:
             length=length,
             replaced=self.held.replaced(row),
             place=self.windows.place(row),
-            windows=self._host.windows(row) if self._host is not None and loses else None,
+            windows=self._host.windowed(row) if self._host is not None and loses else None,
         )
 
     def go_back(self, mark: "Mark", *, row: int = 0) -> None:
@@ -296,23 +295,18 @@ class Slots:
         self.held.put_replaced(row, mark.replaced)
         if self._host is not None and mark.windows is not None:
             self.windows.put(row, *mark.place)
-            self._host.put_windows(row, mark.windows)
+            self._host.put_windowed(row, mark.windows)
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
-        length, end = snapshot.length, start + snapshot.length
         if snapshot.identity != self.identity(row=row):
             raise InputError(
                 "restore: this snapshot is of another bundle or adapter. "
                 "Restore it with the model and the adapter that it was taken from."
             )
-        self.reserve(end)
-        part = None
-        if snapshot.windowed is not None:
-            self.slide_windows([row])
-            part = self.windows.fill(row, start, end, snapshot.windowed)
-        self.held.write(row, start, snapshot.buffers, length, part)
+        self.reserve(start + snapshot.length)
+        self.held.write(row, start, snapshot)
         self.shifts.add(snapshot.shifts, start, row=row)
-        self.lengths[row] = end
+        self.lengths[row] = start + snapshot.length
 
 
 def _round_up(length: int) -> int:
