@@ -22,16 +22,16 @@ Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocab
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.kinds import PREFILL
+from ortolan.runtime.bundle.manifest import Source
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
-from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES, Feeds
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture, run_around
@@ -40,7 +40,7 @@ from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.inputs.media_source import source_of
-from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
+from ortolan.runtime.verification.certificate import Certificate, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
 from ortolan.runtime.verification.probes import (
@@ -82,7 +82,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     least = _own_prefill_from(engine)
     for number, phase in _decoder_runs(certificate):
         probe, ids = certificate.probes[number], certificate.ids(number)
-        source = _source(engine, certificate, number, phase)
+        source = _encoded(engine, certificate, number, is_padded=phase == "decode")
         illustrated, _held = illustrated_ids(engine, certificate, number)
         for position, outputs in _WAYS[phase](engine, illustrated, source):
             start = certificate.start(number) + position
@@ -103,7 +103,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        ways = 1 if source_of(engine.manifest, None).is_alone else 2
+        ways = 1 if _is_alone(engine) else 2
         return ways * sum(map(len, _positions(certificate)))
     total = 0 if engine.manifest.is_head else len(_pair(certificate)) * _steps(certificate)
     for number, phase in _decoder_runs(certificate):
@@ -118,34 +118,21 @@ def illustrated_ids(
     engine: Engine, certificate: Certificate, number: int
 ) -> tuple[list[int], list[Picture]]:
     """Ids of a probe, and its vectors, which the ids need as long as they are computed."""
-    ids = certificate.ids(number)
-    pictures = _pictures(engine, certificate.probes[number], ids)
-    return _illustrated(engine, ids, pictures), pictures
-
-
-def _pictures(engine: Engine, probe: Probe, ids: list[int]) -> list[Picture]:
-    """The vectors of a probe, which its ids need as long as they are computed."""
+    probe, ids = certificate.probes[number], certificate.ids(number)
     pictures, features = engine.pictures, engine.manifest.features
     if not probe.features or pictures is None or features is None:
-        return []
+        return ids, []
     grids = probe_grids(ids, features.token)
     counts = [rows * columns for rows, columns in grids]
     if sum(counts) != probe.features:
         raise damaged(f"{probe.features} placeholders of vectors", f"{sum(counts)}")
     vectors = np.split(probe_vectors(probe.features, features.size), np.cumsum(counts)[:-1])
-    return [
+    held = [
         pictures.hold(own, number, columns=columns)
         for number, (own, (_, columns)) in enumerate(zip(vectors, grids, strict=True))
     ]
-
-
-def _illustrated(engine: Engine, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
-    """Ids of a text with those of vectors in place of the placeholders."""
-    features = engine.manifest.features
-    if features is None or not pictures:
-        return ids
-    vectors = (own for picture in pictures for own in picture.ids)
-    return [next(vectors) if own == features.token else own for own in ids]
+    illustrations = (own for picture in held for own in picture.ids)
+    return [next(illustrations) if own == features.token else own for own in ids], held
 
 
 # --- decoders ---------------------------------------------------------------------------------
@@ -222,32 +209,17 @@ def _first_step(engine: Engine, ids: list[int]) -> int:
     return max(length - TAIL, min(_own_prefill_from(engine) or 0, length - 1), after)
 
 
-def _source(
-    engine: Engine, certificate: Certificate, number: int, phase: PhaseName
+def _encoded(
+    engine: Engine, certificate: Certificate, number: int, *, is_padded: bool
 ) -> Encoded | None:
+    """The source of a probe, if the decoder reads one."""
     if not certificate.model_kind.has_encoder:
         return None
-    source, lengths = engine.manifest.source, [probe.source or 0 for probe in certificate.probes]
-    if isinstance(source, ImageSource):
-        return engine.encode_source({PIXELS: _pixels(source, certificate, [number])})
-    if isinstance(source, AudioSource):
-        sound = probe_sound(source, number)
-        return engine.encode_source({MEL: read_chunks(sound, source)[:1]})
-    if isinstance(source, WaveSource):
-        return engine.encode_source({WAVE: _wave(source, number, lengths[number])})
-    start = _offsets(lengths)[number]
-    ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)
-    padding = 0
-    if phase == "decode" and isinstance(source, TextSource):
-        padding = min(PADDING, max(source.max_tokens - len(ids), 0))
-    return engine.encode_source(
-        {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
-    )
-
-
-def _wave(source: WaveSource, number: int, vectors: int) -> NDArray[np.float32]:
-    """The sound of a probe as a batch of one."""
-    return wave_of(probe_wave(source, number, vectors), source)[None]
+    source, padding = engine.manifest.source, 0
+    if is_padded and isinstance(source, TextSource):
+        length = certificate.probes[number].source or 0
+        padding = min(PADDING, max(source.max_tokens - length, 0))
+    return engine.encode_source(_feeds(engine, certificate, [number], padding=padding))
 
 
 def _in_one_call(
@@ -326,52 +298,33 @@ _WAYS: dict[
 
 
 def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
-    output = engine.manifest.output
-    lengths = [probe.length for probe in certificate.probes]
-    for number in range(len(lengths)):
-        yield from _encoded(engine, certificate, [number], "single")
-    if source_of(engine.manifest, None).is_alone:
-        return
-    for group in groups(lengths, 1 if output is None else output.size):
-        yield from _encoded(engine, certificate, group, "batch")
-
-
-def _encoded(
-    engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
-) -> Iterator[Rows]:
-    source = engine.manifest.source
-    inputs: dict[str, NDArray[Any]]
-    if isinstance(source, WaveSource | ChunkedSource):
-        (number,) = group
-        if isinstance(source, WaveSource):
-            inputs = {WAVE: _wave(source, number, certificate.probes[number].length)}
-        else:
-            sound_N = probe_wave(source, number, certificate.probes[number].length)
-            inputs = source_of(engine.manifest, None).feeds([log_mel(sound_N, source)])
-    elif isinstance(source, PatchSource):
-        (number,) = group
-        pixels_CHW = normalized(sized_picture(source, number), source)
-        inputs = source_of(engine.manifest, None).feeds([pixels_CHW])
-    elif isinstance(source, ImageSource):
-        inputs = {PIXELS: _pixels(source, certificate, group)}
-    else:
-        inputs = _padded(certificate, group)
-    outputs = engine.encode(inputs)[OUTPUT]
+    manifest, lengths = engine.manifest, [probe.length for probe in certificate.probes]
+    calls: list[tuple[PhaseName, list[int]]] = [("single", [n]) for n in range(len(lengths))]
+    if not _is_alone(engine):
+        size = 1 if manifest.output is None else manifest.output.size
+        calls += [("batch", group) for group in groups(lengths, size)]
     all_positions = _positions(certificate)
-    offsets = _offsets([len(positions) for positions in all_positions])
-    for number, output in zip(group, outputs, strict=True):
-        rows = output if output.ndim > 1 else output[None]
-        for start in range(0, len(all_positions[number]), BLOCK):
-            positions = all_positions[number][start : start + BLOCK]
-            first = offsets[number] + start
-            yield Rows(
-                phase=phase,
-                probe=certificate.probes[number].name,
-                positions=positions,
-                part=slice(first, first + len(positions)),
-                next_ids=[],
-                outputs=rows[positions],
-            )
+    offsets = list(accumulate(map(len, all_positions), initial=0))
+    for phase, group in calls:
+        outputs = engine.encode(_feeds(engine, certificate, group))[OUTPUT]
+        for number, output in zip(group, outputs, strict=True):
+            rows = output if output.ndim > 1 else output[None]
+            for start in range(0, len(all_positions[number]), BLOCK):
+                positions = all_positions[number][start : start + BLOCK]
+                first = offsets[number] + start
+                yield Rows(
+                    phase=phase,
+                    probe=certificate.probes[number].name,
+                    positions=positions,
+                    part=slice(first, first + len(positions)),
+                    next_ids=[],
+                    outputs=rows[positions],
+                )
+
+
+def _is_alone(engine: Engine) -> bool:
+    source = engine.manifest.source
+    return source is not None and source.is_alone
 
 
 def _positions(certificate: Certificate) -> list[list[int]]:
@@ -394,29 +347,50 @@ def groups(lengths: list[int], size: int) -> list[list[int]]:
     return batches
 
 
-def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any]]:
-    """Pad texts to one batch, `(B, T)`."""
-    lengths = [probe.length for probe in certificate.probes]
-    offsets = _offsets(lengths)
-    ids_BT = np.zeros((len(group), max(lengths[number] for number in group)), np.int64)
-    types_BT = np.zeros_like(ids_BT)
-    for row, number in enumerate(group):
-        start = offsets[number]
-        ids_BT[row, : lengths[number]] = certificate.token_ids[start : start + lengths[number]]
-        if certificate.types is not None:
-            types_BT[row, : lengths[number]] = certificate.types[start : start + lengths[number]]
-    inputs: dict[str, NDArray[Any]] = {IDS: ids_BT}
-    inputs |= {LENGTHS: np.array([lengths[number] for number in group], np.int32)}
-    if certificate.types is not None:
-        inputs[TYPES] = types_BT
-    return inputs
+def _feeds(
+    engine: Engine, certificate: Certificate, group: list[int], *, padding: int = 0
+) -> Feeds:
+    """Inputs of an encoder for a batch of probes; texts get at least so much padding."""
+    if isinstance(engine.manifest.source, TextSource):
+        return _texts(certificate, group, padding)
+    values = [_value(engine.manifest.source, certificate, number) for number in group]
+    return source_of(engine.manifest, None).feeds(values)
 
 
-def _pixels(source: ImageSource, certificate: Certificate, group: list[int]) -> Numbers:
-    images = () if certificate.images is None else certificate.images
-    return np.stack([normalized(images[number], source) for number in group])
+def _texts(certificate: Certificate, group: list[int], padding: int) -> Feeds:
+    """Texts of an encoder as one batch, `(B, T)`."""
+    if certificate.model_kind.has_decoder:
+        ids, lengths = certificate.source_ids, [probe.source or 0 for probe in certificate.probes]
+    else:
+        ids, lengths = certificate.token_ids, [probe.length for probe in certificate.probes]
+    starts = list(accumulate(lengths, initial=0))
+    longest = max(lengths[number] for number in group) + padding
+    feeds: Feeds = {LENGTHS: np.array([lengths[number] for number in group], np.int32)}
+    for name, numbers in ((IDS, ids), (TYPES, certificate.types)):
+        if numbers is not None:
+            feeds[name] = np.zeros((len(group), longest), np.int64)
+            for row, number in enumerate(group):
+                part = numbers[starts[number] : starts[number + 1]]
+                feeds[name][row, : len(part)] = part
+    return feeds
 
 
-def _offsets(lengths: list[int]) -> list[int]:
-    """Return the start of each of several adjacent parts."""
-    return [sum(lengths[:number]) for number in range(len(lengths))]
+def _value(source: Source | None, certificate: Certificate, number: int) -> Numbers:
+    """The image or sound of a probe, as its reader returns it."""
+    probe = certificate.probes[number]
+    vectors = probe.length if probe.source is None else probe.source
+    match source:
+        case ImageSource():
+            images = () if certificate.images is None else certificate.images
+            return normalized(images[number], source)
+        case PatchSource():
+            return normalized(sized_picture(source, number), source)
+        case AudioSource():
+            (bins_MF,) = read_chunks(probe_sound(source, number), source)[:1]
+            return np.asarray(bins_MF)
+        case WaveSource():
+            return wave_of(probe_wave(source, number, vectors), source)
+        case ChunkedSource():
+            return log_mel(probe_wave(source, number, vectors), source)
+        case _:
+            raise TypeError(f"{source} is not an image or a sound")
