@@ -173,7 +173,7 @@ class _Probe:
             ends = [mark for mark in self._template.control.values() if mark not in calls.inside]
             marker = any_of(tuple(ends)).search(text, last)
             return text[start : None if marker is None else marker.start()].rstrip()
-        if calls.close in self._form.ends:
+        if calls.close in self._form.reasoning.ends:
             return text[start:end]
         end += len(calls.close)
         around = re.compile(rf"(\s*({any_of(calls.around).pattern}))*").match(text, end)

@@ -22,50 +22,33 @@ from ortolan.runtime.chat.call_syntax import (
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Markers around reasoning.
-
-    Attributes:
-        mark: template text that identifies this format; `close` if empty.
-        around: markers outside of reasoning that carry no text.
-        ends: special tokens that end an answer, whatever the template shows.
-    """
+    """Markers around reasoning."""
 
     open: str
     close: str
-    mark: str = ""
-    around: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
+    mark: str = ""  # template text that identifies this format; `close` if empty
+    around: tuple[str, ...] = ()  # markers outside of reasoning that carry no text
+    ends: tuple[str, ...] = ()  # special tokens that end an answer, whatever the template shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
     """Markers around tool calls, and the reader of what is between them.
 
-    Attributes:
-        mark: template text that identifies this format; `open` if empty.
-        open: marker before a call; empty if only `bare` identifies one.
-        others: alternatives to `open`.
-        close: marker after a call; empty if the call ends with the reply or the next `open`.
-            Without it there is no call, unless the reply ends in its place, as with
-            `Reasoning.ends`.
-        reader: reads the text between the markers.
-        bare: an answer that starts with this text is a call, without `open`.
-        begun: end of the prompt that belongs to the reply.
-        content: markers before text that is not a call.
-        around: markers around calls that carry no text.
-        inside: special tokens within a call.
+    Without `close`, a call ends with the reply or the next `open`. Otherwise a call without it is
+    none, unless the reply ends in its place, as with `Reasoning.ends`.
     """
 
     reader: Reader
-    mark: str = ""
-    open: str = ""
-    others: tuple[str, ...] = ()
+    mark: str = ""  # template text that identifies this format; `open` if empty
+    open: str = ""  # empty if only `bare` identifies a call
+    others: tuple[str, ...] = ()  # alternatives to `open`
     close: str = ""
-    bare: str = ""
-    begun: str = ""
-    content: tuple[str, ...] = ()
-    around: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
+    bare: str = ""  # an answer that starts with this text is a call, without `open`
+    begun: str = ""  # end of the prompt that belongs to the reply
+    content: tuple[str, ...] = ()  # markers before text that is not a call
+    around: tuple[str, ...] = ()  # markers around calls that carry no text
+    inside: tuple[str, ...] = ()  # special tokens within a call
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -93,16 +76,11 @@ class Format:
     ignored: tuple[str, ...] = ()
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        """Special tokens that end an answer, whatever the template shows."""
-        return self.reasoning.ends
-
-    @property
     def markers(self) -> frozenset[str]:
         """All markers; some are special tokens."""
         reasoning, calls = self.reasoning, self.calls
         texts = (
-            *(self.begun, *self.ignored, *self.ends, reasoning.open, reasoning.close),
+            *(self.begun, *self.ignored, *reasoning.ends, reasoning.open, reasoning.close),
             *(*calls.opens, calls.close, *calls.around, *calls.inside),
         )
         return frozenset(filter(None, texts))

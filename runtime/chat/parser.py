@@ -11,6 +11,7 @@ never closed, stays content, so that the user sees it.
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -30,9 +31,6 @@ class Piece:
     """Part of a reply: content, reasoning, or one call.
 
     Attributes:
-        content: of the answer.
-        reasoning: before the answer.
-        tool_call: of the model.
         tokens: new ids, the last of which completes this piece; see `Ticket.pieces`.
         logprobs: one entry per token; `None` unless the request asks for them.
     """
@@ -102,52 +100,39 @@ class ReplyParser:
         while True:
             if self._may_be_bare() and self._held.lstrip().startswith(self._form.calls.bare):
                 self._begin_call("")
-            marker, at = self._next_marker(at_end=at_end)
-            if marker:
-                yield from self._text(self._held[:at])
-                self._held = self._held[at + len(marker) :]
-                yield from self._enter(marker)
-                continue
-            end = len(self._held) - (0 if at_end else self._uncertain())
-            text, self._held = self._held[:end], self._held[end:]
+            text, marker = self._split(at_end=at_end)
             yield from self._text(text)
-            return
+            if not marker:
+                return
+            yield from self._enter(marker)
 
-    def _markers(self) -> tuple[str, ...]:
-        """Markers that may come next."""
-        reasoning, calls = self._form.reasoning, self._form.calls
+    def _split(self, *, at_end: bool) -> tuple[str, str]:
+        """Take the text before the next marker and that marker, the longest at its position.
+
+        No marker while more text could turn it into a longer one.
+        """
+        reasoning, calls, held = self._form.reasoning, self._form.calls, self._held
         markers: tuple[str, ...] = (reasoning.close,)
         if self._state == "call":
             markers = (*calls.opens, calls.close)
         elif self._state == "content":
             markers = (reasoning.open, *calls.opens, *self._form.ignored, *calls.around)
-        return tuple(filter(None, markers))
-
-    def _next_marker(self, *, at_end: bool) -> tuple[str, int]:
-        """The first marker and its position; the longest at that position.
-
-        None while more text could turn it into a longer one.
-        """
-        markers = self._markers()
-        first = any_of(markers).search(self._held)
-        if first is None:
-            return "", 0
-        rest = self._held[first.start() : first.start() + max(map(len, markers))]
-        if not at_end and any(len(m) > len(rest) and m.startswith(rest) for m in markers):
-            return "", 0
-        return first[0], first.start()
-
-    def _uncertain(self) -> int:
-        """Number of trailing characters that may be the start of a marker."""
-        if self._may_be_bare() and self._form.calls.bare.startswith(self._held.lstrip()):
-            return len(self._held)
-        longest = 0
-        for marker in self._markers():
-            for length in range(min(len(marker) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(marker[:length]):
-                    longest = length
-                    break
-        return longest
+        markers = tuple(filter(None, markers))
+        first = any_of(markers).search(held)
+        if first is not None:
+            rest = held[first.start() : first.start() + max(map(len, markers))]
+            if at_end or not any(len(m) > len(rest) and m.startswith(rest) for m in markers):
+                self._held = held[first.end() :]
+                return held[: first.start()], first[0]
+        uncertain = 0  # trailing characters that may be the start of a marker
+        if not at_end:
+            starts = _starts(markers)
+            if held.endswith(starts):
+                uncertain = max(len(start) for start in starts if held.endswith(start))
+            if self._may_be_bare() and calls.bare.startswith(held.lstrip()):
+                uncertain = len(held)
+        self._held = held[len(held) - uncertain :]
+        return held[: len(held) - uncertain], ""
 
     def _enter(self, marker: str) -> Iterator[Piece]:
         """Change the state as a marker says."""
@@ -205,7 +190,7 @@ class ReplyParser:
                 return
         except ValueError:
             pass
-        ends_reply = not marker and calls.close in self._form.ends
+        ends_reply = not marker and calls.close in self._form.reasoning.ends
         if not tool_calls or not (not calls.close or marker == calls.close or ends_reply):
             yield from self._no_call(body + marker + tail)
             return
@@ -235,3 +220,8 @@ def call_id(seed: bytes, number: int) -> str:
     """The id of a call: nine letters and digits, as Mistral's templates require."""
     digest = sha256(seed + number.to_bytes(4, "little")).digest()
     return b32encode(digest).decode()[:9].lower()
+
+
+@cache
+def _starts(markers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(marker[:n] for marker in markers for n in range(1, len(marker)))
