@@ -282,8 +282,8 @@ def _object(value: Any, where: str, *allowed: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise _wrong(where, "an object", value)
     fields = {key: item for key, item in value.items() if item is not None and key not in _NOTES}
-    other = next((key for key in fields if allowed and key not in allowed), None)
-    if other is not None:
+    if allowed and not fields.keys() <= {*allowed}:
+        other = next(key for key in fields if key not in allowed)
         raise _wrong(where, ", ".join(allowed), other, " Leave it out.")
     return fields
 
