@@ -5,8 +5,6 @@ from typing import Any
 
 import httpx2
 
-__all__ = ["MODEL", "chunks", "post_ok", "post_stream", "refusal"]
-
 MODEL = {"model": "fp32"}
 
 

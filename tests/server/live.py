@@ -18,8 +18,6 @@ from ortolan.server.models import Models
 from ortolan.server.run import uvicorn_config
 from ortolan.server.settings import Settings
 
-__all__ = ["LiveServer", "held", "live_server", "serving_fp32", "stats", "wait_until"]
-
 
 class LiveServer:
     """A running server.

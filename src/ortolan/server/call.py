@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import Reply, Ticket
-from ortolan.runtime.errors import MemoryPlanError
+from ortolan.runtime.errors import ContextLengthError, MemoryPlanError
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
 
@@ -63,6 +64,20 @@ class Call:
                 raise
         return await self._submitted(submit)
 
+    async def submit_fitted(
+        self, submit: Callable[[int | None], list[C]], limit: int | None
+    ) -> list[C]:
+        """Submit with a limit of new tokens; the context's own, if the limit exceeds that.
+
+        Clients send a fixed limit with any prompt, and the finish reason tells them the difference.
+        """
+        try:
+            return await self.submit(partial(submit, limit))
+        except ContextLengthError:
+            if not limit:
+                raise
+        return await self.submit(partial(submit, None))
+
     async def _submitted(self, submit: Callable[[], list[C]]) -> list[C]:
         work = asyncio.ensure_future(asyncio.to_thread(submit))
         try:
@@ -74,6 +89,10 @@ class Call:
         self._held.callback(_cancel, tickets)
         self._tickets += tickets
         return tickets
+
+    def note_tokens(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Note counts for the log."""
+        self.notes |= {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
 
     def texts(self) -> list[str]:
         """Texts generated for the call, complete or not, for the log."""

@@ -121,6 +121,7 @@ def _ortolan_error(error: OrtolanError) -> ApiError:
 
 def _validation_error(text: str) -> ApiError:
     """Split msgspec's `Expected ... - at `$.field[0]`` into a sentence and a field."""
+    text = text.replace(" - at `key` in `$", " for a key - at `$")
     message, _, place = text.partition(" - at `$")
     param = place.rstrip("`").removeprefix(".") or None
     if "unknown field" in message:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ class ServedModel:
     Attributes:
         name: that requests use.
         fingerprint: changes with the bundle and with the mode of the service.
+        options: of every request: the adapter, if the name is that of one.
     """
 
     name: str
     model: Any
     service: Any
     fingerprint: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -51,23 +53,6 @@ class ServedModel:
                 code=BundleKindError.code,
                 param="model",
             )
-
-
-class _AdaptedService:
-    """A service whose requests use an adapter."""
-
-    def __init__(self, service: Any, adapter: str) -> None:
-        self._service = service
-        self._adapter = adapter
-
-    def submit(self, prompt: Any, **options: Any) -> Any:
-        return self._service.submit(prompt, adapter=self._adapter, **options)
-
-    def chat(self, messages: Any, **options: Any) -> Any:
-        return self._service.chat(messages, adapter=self._adapter, **options)
-
-    def transcribe(self, sound: Any, **options: Any) -> Any:
-        return self._service.transcribe(sound, adapter=self._adapter, **options)
 
 
 class Models:
@@ -214,7 +199,7 @@ class Models:
         return replace(
             served,
             name=name,
-            service=_AdaptedService(served.service, name),
+            options={"adapter": name},
             fingerprint=f"fp_{adapter.identity[:16]}_{mode}",
         )
 

@@ -8,7 +8,7 @@ import pytest
 from tests.server.calls import chunks, post_ok
 
 from ortolan.runtime import Decoder, Sampling, Tokenizer, TokenLogprobs
-from ortolan.server.api.text_logprobs import TextLogprobsWriter
+from ortolan.server.api.logprobs import TextLogprobsWriter
 
 PATH = "/v1/completions"
 PROMPT = "I believe the meaning of life is"

@@ -3,18 +3,19 @@
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from ortolan.runtime import Grammar, Sampling
-from ortolan.runtime.errors import ContextLengthError, shown
 from ortolan.runtime.limits import MAX_SEED
 from ortolan.server.errors import ApiError
 
 C = TypeVar("C")
+
+Limit = Annotated[int, msgspec.Meta(ge=-1)]
+"""Maximum number of new tokens; clients send -1 for no limit."""
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +58,7 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -73,6 +74,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     regex: str | None = None
     choice: list[str] | None = None
 
+    def __post_init__(self) -> None:
+        if [self.json, self.regex, self.choice].count(None) != 2:
+            raise ValueError("send one of json, regex and choice")
+
 
 class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of bodies that ask for one or more choices.
@@ -81,7 +86,7 @@ class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     options that are not supported are accepted; other values are errors.
     """
 
-    max_tokens: int | None = None
+    max_tokens: Limit | None = None
     n: int | None = None
     stream_options: ChunkOptions | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -96,18 +101,6 @@ class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream=true.", param="stream_options")
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def streams_counts(self) -> bool:
-        """Whether every event has the usage so far."""
-        return self.streams_usage and bool(
-            self.stream_options and self.stream_options.continuous_usage_stats
-        )
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -126,8 +119,16 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if self.type == "json_object":
+            self.schema = self.schema or {"type": "object"}
+        elif self.type == "text":
+            self.schema = None
+        elif self.json_schema is None or self.json_schema.schema is None:
+            raise ValueError("json_schema.schema is missing")
+        else:
+            self.schema = self.json_schema.schema
 
-_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 _PARAMETERS = (
     "temperature",
@@ -141,7 +142,7 @@ _PARAMETERS = (
 
 
 def options_of(
-    body: SamplingFields, recommended: Sampling, *, choices: int | None = None
+    body: SamplingFields, recommended: Sampling, *, limit: int | None, choices: int | None = None
 ) -> dict[str, Any]:
     """Options of a request. What the body leaves out is what the model recommends.
 
@@ -154,105 +155,37 @@ def options_of(
         given["temperature"] = 1.0
     if given.get("top_k") == -1:  # as vLLM's clients turn it off
         given["top_k"] = 0
-    sampling = replace(
-        recommended,
-        **given,
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        seed=secrets.randbits(32) if body.seed is None else body.seed & MAX_SEED,
-    )
+    seed = secrets.randbits(32) if body.seed is None else body.seed & MAX_SEED
     return {
-        "sampling": sampling,
+        "sampling": replace(recommended, **given, logit_bias=body.logit_bias or {}, seed=seed),
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop or [],
         "stop_tokens": body.stop_token_ids or [],
         "min_new_tokens": body.min_tokens or 0,
+        "max_new_tokens": None if limit == -1 else limit,
         "ignore_eos": bool(body.ignore_eos),
     }
 
 
-def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None:
-    """Maximum number of new tokens; `None` for no limit, as which clients send -1 too."""
-    if limit is None or limit == -1:
-        return None
-    if limit < least:
-        raise ApiError(f"{name} must be at least {least} (got {limit}).", param=name)
-    return limit
-
-
-def allowed_tools(choice: Mapping[str, Any], names: Collection[str]) -> tuple[list[str], str]:
-    """The names and the mode of a `tool_choice` of the type `allowed_tools`."""
-    inner = choice.get("allowed_tools", choice)
-    inner = inner if isinstance(inner, dict) else {}
-    tools = [tool for tool in inner.get("tools") or () if isinstance(tool, dict)]
-    functions = [tool.get("function", tool) for tool in tools if tool.get("type") == "function"]
-    allowed = [str(f.get("name")) for f in functions if isinstance(f, dict)]
-    missing = [name for name in allowed if name not in names]
-    if not allowed or missing:
-        raise ApiError(
-            "tool_choice must list functions that are among tools (got "
-            f"{', '.join(name[:40] for name in missing) or 'none'}).",
-            param="tool_choice",
-        )
-    return allowed, str(inner.get("mode", "auto"))
-
-
-def fitted(submit: Callable[[int | None], list[C]], limit: int | None) -> list[C]:
-    """Submit with a limit of new tokens; one that exceeds the context becomes the context's own.
-
-    Clients send a fixed limit with any prompt, and the finish reason tells them the difference.
-    """
-    try:
-        return submit(limit)
-    except ContextLengthError:
-        if not limit:
-            raise
-    return submit(None)
+def listed(name: str, value: Any) -> list[Any]:
+    """The inputs of a field that is a text, token ids, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise ApiError(f"{name} must not be an empty list.", param=name)
+    return [value] if isinstance(value[0], int) else value
 
 
 async def grammar_of(
-    form: ResponseFormat | None, outputs: StructuredOutputs | None = None
+    schema: dict[str, Any] | None, outputs: StructuredOutputs | None = None
 ) -> Grammar | None:
-    """The grammar of a response format or of vLLM's structured outputs, checked in a thread."""
-    if outputs is not None:
-        has_form = form is not None and form.type != "text"
-        return await asyncio.to_thread(_structured, outputs, has_form=has_form)
-    if form is None or form.type == "text":
-        return None
-    return await asyncio.to_thread(_formatted, form)
-
-
-def _formatted(form: ResponseFormat) -> Grammar:
-    if form.type == "json_object":
-        return Grammar.json_schema(form.schema or {"type": "object"})
-    if form.json_schema is None or form.json_schema.schema is None:
-        raise ApiError(
-            "response_format.json_schema.schema is missing.",
-            param="response_format.json_schema.schema",
-        )
-    return Grammar.json_schema(form.json_schema.schema)
-
-
-def _structured(outputs: StructuredOutputs, *, has_form: bool) -> Grammar:
-    if has_form + sum(getattr(outputs, f) is not None for f in outputs.__struct_fields__) != 1:
-        raise ApiError(
-            "structured_outputs must have one of json, regex and choice, without response_format.",
-            param="structured_outputs",
-        )
-    if outputs.json is not None:
-        return Grammar.json_schema(outputs.json)
-    return Grammar.regex(outputs.regex or "|".join(map(re.escape, outputs.choice or ())))
+    """The grammar of a JSON schema or of vLLM's structured outputs, checked in a thread."""
+    if outputs is not None and outputs.json is None:
+        pattern = outputs.regex or "|".join(map(re.escape, outputs.choice or ()))
+        return await asyncio.to_thread(Grammar.regex, pattern)
+    json = schema if outputs is None else outputs.json
+    return None if json is None else await asyncio.to_thread(Grammar.json_schema, json)
 
 
 def new_id(prefix: str) -> str:
     """A random identifier."""
     return f"{prefix}{secrets.token_hex(12)}"
-
-
-def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    wrong = [shown(token) for token in bias if not _TOKEN_ID.fullmatch(token)]
-    if wrong:
-        raise ApiError(
-            'logit_bias must have token ids as keys, such as {"42": -100} (got '
-            f"{', '.join(wrong[:5])}).",
-            param="logit_bias",
-        )
-    return {int(token): value for token, value in bias.items()}

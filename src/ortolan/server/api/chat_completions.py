@@ -4,29 +4,25 @@ Source: https://platform.openai.com/docs/api-reference/chat
 """
 
 import json
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Completion, Piece, Reply, Ticket, ToolCall
+from ortolan.runtime import Completion, Piece, Reply, Ticket, Tokenizer, ToolCall
 from ortolan.server.api.bodies import (
     ChoicesFields,
+    Limit,
     ResponseFormat,
-    allowed_tools,
-    checked_limit,
     grammar_of,
-    new_id,
     options_of,
 )
+from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
-from ortolan.server.api.merge import merged
-from ortolan.server.api.replies import SingleCall, submit_chat, whole_reply
-from ortolan.server.api.usage import Usage, note, usage_of, usage_so_far
+from ortolan.server.api.replies import ReplyPieces, submit_chat, tool_options
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
-from ortolan.server.events import EventStream, event
+from ortolan.server.events import EventStream
 from ortolan.server.models import ServedModel
 
 
@@ -42,7 +38,7 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     store: Literal[False] | None = None
@@ -57,6 +53,15 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: Literal[True] | None = None
     separate_reasoning: Literal[True] | None = None
     stream_reasoning: Literal[True] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.structured_outputs and self.response_format and self.response_format.schema:
+            raise ApiError(
+                "Send either structured_outputs or response_format.", param="structured_outputs"
+            )
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -97,7 +102,7 @@ class Delta(msgspec.Struct, kw_only=True):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class ChatChoice(msgspec.Struct, kw_only=True):
     """One of `n` answers."""
 
     index: int
@@ -115,27 +120,17 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     logprobs: ChoiceLogprobs | None = None
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
+class ChatCompletion(ChoicesAnswer, kw_only=True):
     """A complete answer."""
 
-    id: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    system_fingerprint: str
+    choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
+class ChatChunk(ChoicesAnswer, kw_only=True):
     """An event of a streamed answer."""
 
-    id: str
-    created: int
-    model: str
     choices: list[ChunkChoice]
-    system_fingerprint: str
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -145,160 +140,120 @@ async def create(call: Call, body: ChatBody) -> ChatCompletion | EventStream[Cha
     served.expect("decoder", what="chat")
     options = await _options(body, served)
     count = 1 if body.n is None else body.n
-    tickets = await submit_chat(call, served, body.messages, options, n=count)
-    sources: Sequence[Ticket[Reply] | SingleCall] = tickets
-    if body.parallel_tool_calls is False:
-        sources = [SingleCall(ticket) for ticket in tickets]
-    if body.stream:
-        if body.logprobs:
-            tickets = [ticket.pieces() for ticket in tickets]
-        return EventStream(_events(call, tickets, sources, served, body))
-    replies = [await whole_reply(source) for source in sources]
-    usage = usage_of(reply.completion for reply in replies)
-    note(call, usage)
-    return ChatCompletion(
-        id=new_id("chatcmpl-"),
-        created=int(time.time()),
-        model=served.name,
-        choices=[_choice(n, reply, served) for n, reply in enumerate(replies)],
-        usage=usage,
-        system_fingerprint=served.fingerprint,
+    readers = [
+        _Reader(
+            index,
+            ticket,
+            served.model.tokenizer,
+            joined=not body.logprobs,
+            ends_with_call=body.parallel_tool_calls is False,
+        )
+        for index, ticket in enumerate(
+            await submit_chat(call, served, body.messages, options, n=count)
+        )
+    ]
+    return await answer(
+        call, served, body, readers, whole=ChatCompletion, chunk=ChatChunk, prefix="chatcmpl-"
     )
 
 
 async def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
-    options = options_of(body, served.model.recommended_sampling, choices=body.n)
-    limit = checked_limit("max_tokens", body.max_tokens)
-    if body.max_completion_tokens is not None:
-        limit = checked_limit("max_completion_tokens", body.max_completion_tokens)
-    variables = dict(body.chat_template_kwargs or {})
-    for name in ("reasoning_effort", "verbosity"):
-        if (value := getattr(body, name)) is not None:
-            variables.setdefault(name, value)
-    tools, choice = _tools(body)
+    limit = body.max_completion_tokens
+    variables = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
+    variables = {name: value for name, value in variables.items() if value is not None}
     return {
-        **options,
-        "max_new_tokens": limit,
-        "tools": tools or None,
-        "tool_choice": choice if tools or choice != "none" else None,
-        "grammar": await grammar_of(body.response_format, body.structured_outputs),
-        "logprobs": _top(body),
-        "variables": variables or None,
+        **options_of(
+            body,
+            served.model.recommended_sampling,
+            limit=body.max_tokens if limit is None else limit,
+            choices=body.n,
+        ),
+        **tool_options(body.tools or [], body.tool_choice),
+        "grammar": await grammar_of(
+            body.response_format.schema if body.response_format else None,
+            body.structured_outputs,
+        ),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "variables": {**variables, **(body.chat_template_kwargs or {})} or None,
         "documents": body.documents,
         "continue_final_message": bool(body.continue_final_message),
     }
 
 
-def _tools(body: ChatBody) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """The tools to offer, and the choice among them."""
-    tools, choice = body.tools or [], body.tool_choice
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return tools, choice
-    named = [(tool.get("function"), tool) for tool in tools]
-    by_name = {f["name"]: tool for f, tool in named if isinstance(f, dict) and "name" in f}
-    names, mode = allowed_tools(choice, by_name)
-    return [tool for name, tool in by_name.items() if name in names], mode
+class _Reader:
+    """Reads one of `n` answers."""
+
+    completion: Completion
+
+    def __init__(
+        self, index: int, ticket: Ticket[Reply], tokenizer: Tokenizer, **options: bool
+    ) -> None:
+        self._index = index
+        self._pieces = ReplyPieces(ticket, **options)
+        self._tokenizer = tokenizer
+        self.ticket = ticket
+
+    async def parts(self) -> AsyncIterator[ChunkChoice]:
+        """Yield the choices of the chunks."""
+        yield self._part(Delta(role="assistant", content=""))
+        calls, unsent = 0, None
+        async for piece in self._pieces:
+            logprobs = logprobs_of(piece.logprobs or None, self._tokenizer)
+            deltas = _deltas(piece, calls)
+            if not deltas:  # tokens without text, such as EOS
+                unsent = logprobs
+            for delta in deltas:
+                yield self._part(delta, logprobs)
+                logprobs = None
+            calls += piece.tool_call is not None
+        reply = await self._reply()
+        yield self._part(Delta(), unsent, _finish(reply))
+
+    async def whole(self) -> ChatChoice:
+        """Wait for the choice of the answer."""
+        reply = await self._reply()
+        calls = [_call(call) for call in reply.tool_calls]
+        return ChatChoice(
+            index=self._index,
+            message=Message(
+                content=None if calls and not reply.content else reply.content,
+                reasoning_content=reply.reasoning or msgspec.UNSET,
+                tool_calls=calls or msgspec.UNSET,
+            ),
+            finish_reason=_finish(reply),
+            logprobs=logprobs_of(reply.completion.logprobs, self._tokenizer),
+        )
+
+    def _part(
+        self, delta: Delta, logprobs: ChoiceLogprobs | None = None, finish: Finish | None = None
+    ) -> ChunkChoice:
+        return ChunkChoice(index=self._index, delta=delta, finish_reason=finish, logprobs=logprobs)
+
+    async def _reply(self) -> Reply:
+        reply = await self._pieces.reply()
+        self.completion = reply.completion
+        return reply
 
 
-def _top(body: ChatBody) -> int | None:
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        return None
-    return body.top_logprobs or 0
+def _call(call: ToolCall) -> MessageCall:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = Function(name=call.name, arguments=arguments)
+    return MessageCall(id=call.id, type="function", function=function)
 
 
-def _choice(index: int, reply: Reply, served: ServedModel) -> Choice:
-    calls = [_call(call) for call in reply.tool_calls]
-    return Choice(
-        index=index,
-        message=Message(
-            content=None if calls and not reply.content else reply.content,
-            reasoning_content=reply.reasoning or msgspec.UNSET,
-            tool_calls=calls or msgspec.UNSET,
-        ),
-        finish_reason=_finish(reply.completion, has_calls=bool(calls)),
-        logprobs=logprobs_of(reply.completion.logprobs, served.model.tokenizer),
-    )
-
-
-def _call(call: ToolCall, index: int | msgspec.UnsetType = msgspec.UNSET) -> MessageCall:
-    return MessageCall(
-        id=call.id,
-        type="function",
-        function=Function(name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)),
-        index=index,
-    )
-
-
-def _finish(completion: Completion, *, has_calls: bool) -> Finish:
-    if completion.finish_reason == "length":
+def _finish(reply: Reply) -> Finish:
+    if reply.completion.finish_reason == "length":
         return "length"
-    return "tool_calls" if has_calls else "stop"
-
-
-async def _events(
-    call: Call,
-    tickets: Sequence[Ticket[Reply]],
-    sources: Sequence[Ticket[Reply] | SingleCall],
-    served: ServedModel,
-    body: ChatBody,
-) -> AsyncIterator[bytes]:
-    """Chunks of all choices, as they come."""
-    chunk = ChatChunk(
-        id=new_id("chatcmpl-"),
-        created=int(time.time()),
-        model=served.name,
-        choices=[],
-        system_fingerprint=served.fingerprint,
-        usage=None if body.streams_usage else msgspec.UNSET,
-    )
-
-    def encoded(index: int, delta: Delta, finish: Finish | None = None, **rest: Any) -> bytes:
-        chunk.choices = [ChunkChoice(index=index, delta=delta, finish_reason=finish, **rest)]
-        if body.streams_counts:
-            chunk.usage = usage_so_far(tickets, 1)
-        return event(chunk)
-
-    tokenizer = served.model.tokenizer
-    calls = [0] * len(sources)
-    rest: list[ChoiceLogprobs | None] = [None] * len(sources)
-    for index in range(len(sources)):
-        yield encoded(index, Delta(role="assistant", content=""))
-    async for index, piece in merged(sources):
-        logprobs = logprobs_of(piece.logprobs or None, tokenizer)
-        deltas = _deltas(piece, calls[index])
-        if not deltas:  # tokens without text, such as EOS
-            rest[index] = logprobs
-        for delta in deltas:
-            yield encoded(index, delta, logprobs=logprobs)
-            logprobs = None
-        calls[index] += piece.tool_call is not None
-    replies = [await whole_reply(source) for source in sources]
-    for index, reply in enumerate(replies):
-        finish = _finish(reply.completion, has_calls=bool(reply.tool_calls))
-        yield encoded(index, Delta(), finish, logprobs=rest[index])
-    usage = usage_of(reply.completion for reply in replies)
-    note(call, usage)
-    if body.streams_usage:
-        chunk.choices, chunk.usage = [], usage
-        yield event(chunk)
+    return "tool_calls" if reply.tool_calls else "stop"
 
 
 def _deltas(piece: Piece, index: int) -> list[Delta]:
     """Turn a piece into deltas, for a message that already has `index` calls."""
-    if piece.tool_call is not None:
-        return _call_deltas(piece.tool_call, index)
+    if piece.tool_call is not None:  # first its id and name, then its arguments
+        call = _call(piece.tool_call)
+        arguments = MessageCall(index=index, function=Function(arguments=call.function.arguments))
+        call.index, call.function.arguments = index, ""
+        return [Delta(tool_calls=[call]), Delta(tool_calls=[arguments])]
     if piece.reasoning:
         return [Delta(reasoning_content=piece.reasoning)]
     return [Delta(content=piece.content)] if piece.content else []
-
-
-def _call_deltas(call: ToolCall, index: int) -> list[Delta]:
-    """A call in two parts: id and name, then its arguments."""
-    whole = _call(call, index)
-    name = msgspec.structs.replace(
-        whole, function=msgspec.structs.replace(whole.function, arguments="")
-    )
-    arguments = MessageCall(index=index, function=Function(arguments=whole.function.arguments))
-    return [Delta(tool_calls=[name]), Delta(tool_calls=[arguments])]

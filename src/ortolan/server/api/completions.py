@@ -3,29 +3,21 @@
 Source: https://platform.openai.com/docs/api-reference/completions
 """
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Completion, Ticket
+from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.limits import MAX_SEED
-from ortolan.server.api.bodies import (
-    ChoicesFields,
-    checked_limit,
-    fitted,
-    grammar_of,
-    new_id,
-    options_of,
-)
-from ortolan.server.api.merge import merged
-from ortolan.server.api.text_choice import ChoiceReader, TextChoice
-from ortolan.server.api.usage import Usage, note, total, usage_of, usage_so_far
+from ortolan.server.api.bodies import ChoicesFields, grammar_of, listed, options_of
+from ortolan.server.api.choices import ChoicesAnswer, answer
+from ortolan.server.api.logprobs import TextLogprobs, TextLogprobsWriter
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
-from ortolan.server.events import EventStream, event
+from ortolan.server.events import EventStream
 from ortolan.server.models import ServedModel
 
 MAX_CHOICES = 256
@@ -33,6 +25,8 @@ MAX_CHOICES = 256
 
 DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens`."""
+
+Finish = Literal["stop", "length"]
 
 
 class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
@@ -46,15 +40,19 @@ class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: Literal[True] | None = None
 
 
-class TextCompletion(msgspec.Struct, kw_only=True):
+class TextChoice(msgspec.Struct, kw_only=True):
+    """A continuation, or in a stream a part of one."""
+
+    index: int
+    text: str
+    finish_reason: Finish | None
+    logprobs: TextLogprobs | None = None
+
+
+class TextCompletion(ChoicesAnswer, kw_only=True):
     """Continuations; also an event of a stream."""
 
-    id: str
-    created: int
-    model: str
     choices: list[TextChoice]
-    system_fingerprint: str
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -62,71 +60,63 @@ async def create(call: Call, body: CompletionBody) -> TextCompletion | EventStre
     """Continue one or more prompts."""
     served = await call.model(body.model)
     served.expect("decoder", "encoder-decoder", what="complete a prompt")
-    prompts, count = _prompts(body.prompt), 1 if body.n is None else body.n
+    if body.echo:
+        served.expect("decoder", what="echo a prompt")
+    prompts, count = listed("prompt", body.prompt), 1 if body.n is None else body.n
     if not 1 <= count * len(prompts) <= MAX_CHOICES:
         raise ApiError(
             f"A body may ask for 1 to {MAX_CHOICES} choices (got {len(prompts)} prompts "
             f"with n={count}).",
             param="n",
         )
-    if body.echo:
-        served.expect("decoder", what="echo a prompt")
-    options = {
-        **options_of(body, served.model.recommended_sampling, choices=body.n),
-        "grammar": await grammar_of(None, body.structured_outputs),
-        "logprobs": body.logprobs,
-        "prompt_logprobs": _prompt_logprobs(body),
-    }
-    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    limit = checked_limit("max_tokens", wanted, least=0)
-    tickets = await call.submit(
-        lambda: fitted(
-            lambda most: _submitted(served, prompts, count, {**options, "max_new_tokens": most}),
-            limit,
-        )
-    )
-    choices = [
-        ChoiceReader(
-            index,
-            ticket,
-            tokenizer=served.model.tokenizer,
-            with_logprobs=body.logprobs is not None,
-            prompt=prompts[index // count] if body.echo else None,
-        )
+    tokenizer = served.model.tokenizer
+    if tokenizer is None:
+        raise no_tokenizer("complete a prompt")
+    options = await _options(body, served)
+
+    def submit(most: int | None) -> list[Ticket[Completion]]:
+        return _submitted(served, prompts, count, {**options, "max_new_tokens": most})
+
+    tickets = await call.submit_fitted(submit, options["max_new_tokens"])
+    readers = [
+        _Reader(index, ticket, tokenizer, body, prompts[index // count])
         for index, ticket in enumerate(tickets)
     ]
-    if body.stream:
-        return EventStream(_events(call, choices, served, body, len(prompts)))
-    whole = [await choice.whole() for choice in choices]
-    usage = _usage([await ticket for ticket in tickets], len(prompts))
-    note(call, usage)
-    return TextCompletion(
-        id=new_id("cmpl-"),
-        created=int(time.time()),
-        model=served.name,
-        choices=whole,
-        usage=usage,
-        system_fingerprint=served.fingerprint,
+    return await answer(
+        call,
+        served,
+        body,
+        readers,
+        whole=TextCompletion,
+        chunk=TextCompletion,
+        prefix="cmpl-",
+        prompts=len(prompts),
     )
 
 
-def _prompts(prompt: Any) -> list[Any]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise ApiError("prompt must not be an empty list.", param="prompt")
-    return [prompt] if isinstance(prompt[0], int) else prompt
+async def _options(body: CompletionBody, served: ServedModel) -> dict[str, Any]:
+    limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    scores = body.logprobs if body.echo else None
+    if limit == 0:  # the prompt is computed for its log-probabilities alone
+        scores = body.logprobs or 0
+    return {
+        **options_of(body, served.model.recommended_sampling, limit=limit, choices=body.n),
+        **served.options,
+        "grammar": await grammar_of(None, body.structured_outputs),
+        "logprobs": body.logprobs,
+        "prompt_logprobs": scores,
+    }
 
 
 def _submitted(
     served: ServedModel, prompts: Sequence[Any], count: int, options: dict[str, Any]
 ) -> list[Ticket[Completion]]:
     """Submit every prompt `count` times, or none; seeds count up."""
+    sampling = options["sampling"]
     tickets: list[Ticket[Completion]] = []
     try:
         for prompt in prompts:
             for number in range(count):
-                sampling = options["sampling"]
                 seeded = replace(sampling, seed=(sampling.seed + number) % (MAX_SEED + 1))
                 tickets.append(served.service.submit(prompt, **{**options, "sampling": seeded}))
     except BaseException:
@@ -136,41 +126,55 @@ def _submitted(
     return tickets
 
 
-async def _events(
-    call: Call,
-    choices: Sequence[ChoiceReader],
-    served: ServedModel,
-    body: CompletionBody,
-    prompts: int,
-) -> AsyncIterator[bytes]:
-    chunk = TextCompletion(
-        id=new_id("cmpl-"),
-        created=int(time.time()),
-        model=served.name,
-        choices=[],
-        system_fingerprint=served.fingerprint,
-        usage=None if body.streams_usage else msgspec.UNSET,
-    )
-    async for _, part in merged(choices):
-        chunk.choices = [part]
-        if body.streams_counts:
-            chunk.usage = usage_so_far([choice.ticket for choice in choices], prompts)
-        yield event(chunk)
-    usage = _usage([await choice.ticket for choice in choices], prompts)
-    note(call, usage)
-    if body.streams_usage:
-        chunk.choices, chunk.usage = [], usage
-        yield event(chunk)
+class _Reader:
+    """Reads one choice, which begins with the prompt if the body asks for an echo."""
 
+    completion: Completion
 
-def _prompt_logprobs(body: CompletionBody) -> int | None:
-    """Those of an echoed prompt. Without new tokens, the prompt is computed for them alone."""
-    if body.max_tokens == 0:
-        return body.logprobs or 0
-    return body.logprobs if body.echo else None
+    def __init__(
+        self,
+        index: int,
+        ticket: Ticket[Completion],
+        tokenizer: Tokenizer,
+        body: CompletionBody,
+        prompt: str | list[int],
+    ) -> None:
+        has_logprobs = body.logprobs is not None
+        self.ticket = ticket.pieces() if has_logprobs else ticket
+        self._index = index
+        self._writer = TextLogprobsWriter(tokenizer) if has_logprobs else None
+        self._echo: str | None = None
+        if body.echo:
+            self._echo = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
 
+    async def parts(self) -> AsyncIterator[TextChoice]:
+        """Yield the choices of the chunks."""
+        async for piece in self.ticket:
+            if piece.content or self._writer is not None:
+                yield self._part(piece.content, piece.logprobs)
+        self.completion = await self.ticket
+        yield self._part("", None, self._finish)
 
-def _usage(done: Sequence[Completion], prompts: int) -> Usage:
-    """Counts over all prompts, each counted once."""
-    count = len(done) // prompts
-    return total(usage_of(done[at : at + count]) for at in range(0, len(done), count))
+    async def whole(self) -> TextChoice:
+        """Wait for the choice of the answer."""
+        self.completion = await self.ticket
+        return self._part(self.completion.text, self.completion.logprobs, self._finish)
+
+    @property
+    def _finish(self) -> Finish:
+        return "length" if self.completion.finish_reason == "length" else "stop"
+
+    def _part(
+        self, text: str, scores: Sequence[TokenLogprobs] | None, finish: Finish | None = None
+    ) -> TextChoice:
+        first = None
+        if self._echo is not None:  # the prompt has been computed before the first part
+            sequence = self.ticket.work
+            text, self._echo = self._echo + text, None
+            first = sequence.request.prompt[0]
+            scores = (*(sequence.prompt_logprobs or ()), *(scores or ()))
+        has_tokens = bool(scores) or first is not None
+        logprobs = None
+        if self._writer is not None and has_tokens:
+            logprobs = self._writer.write(scores or (), first=first)
+        return TextChoice(index=self._index, text=text, finish_reason=finish, logprobs=logprobs)

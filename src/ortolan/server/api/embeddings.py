@@ -5,13 +5,13 @@ Source: https://platform.openai.com/docs/api-reference/embeddings
 
 import asyncio
 import base64
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.server.api.bodies import Body
+from ortolan.server.api.bodies import Body, listed
 from ortolan.server.api.vectors import InputUsage, embedded, expect_texts
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
@@ -63,21 +63,17 @@ async def create(call: Call, body: EmbeddingsBody) -> Embeddings:
             param="dimensions",
         )
     vectors_NW, tokens = await embedded(
-        call, served, _inputs(body.input), prompt=body.prompt_name, truncate=bool(body.truncate)
+        call,
+        served,
+        listed("input", body.input),
+        prompt=body.prompt_name,
+        truncate=bool(body.truncate),
     )
     return Embeddings(
         model=served.name,
         data=await asyncio.to_thread(_encoded, vectors_NW, body.encoding_format),
         usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
-
-
-def _inputs(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        return [value]
-    if not value:
-        raise ApiError("input must not be an empty list.", param="input")
-    return [value] if isinstance(value[0], int) else value
 
 
 def _encoded(vectors_NW: NDArray[np.float32], form: str | None) -> list[Embedding]:

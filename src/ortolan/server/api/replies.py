@@ -4,71 +4,97 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ortolan.runtime import Completion, Piece, Reply, Ticket
+import msgspec
+
+from ortolan.runtime import Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
-from ortolan.server.api.bodies import fitted
 from ortolan.server.call import Call
+from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
 
 async def submit_chat(
-    call: Call,
-    served: ServedModel,
-    messages: Sequence[Any],
-    options: dict[str, Any],
-    *,
-    n: int = 1,
+    call: Call, served: ServedModel, messages: Sequence[Any], options: dict[str, Any], *, n: int = 1
 ) -> list[Ticket[Reply]]:
     """Submit a conversation `n` times."""
-    return await call.submit(
-        lambda: fitted(
-            lambda most: served.service.chat(messages, n=n, **{**options, "max_new_tokens": most}),
-            options["max_new_tokens"],
-        )
-    )
+
+    def submit(most: int | None) -> list[Ticket[Reply]]:
+        given = {**options, **served.options, "n": n, "max_new_tokens": most}
+        tickets: list[Ticket[Reply]] = served.service.chat(messages, **given)
+        return tickets
+
+    return await call.submit_fitted(submit, options["max_new_tokens"])
 
 
-class SingleCall(AsyncIterator[Piece]):
-    """The pieces of a reply that ends with its first call, and after them the reply."""
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """A `tool_choice` of the type `allowed_tools`."""
 
-    def __init__(self, ticket: Ticket[Reply]) -> None:
-        self._ticket = ticket.pieces()
-        self._pieces: list[Piece] = []
+    tools: list[dict[str, Any]] = []
+    mode: str = "auto"
+
+
+def tool_options(tools: list[dict[str, Any]], choice: Any) -> dict[str, Any]:
+    """Options for tools and the choice among them, which may allow some of them only."""
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        own = msgspec.convert(choice.get("allowed_tools", choice), AllowedTools)
+        names, allowed = ([_name(tool) for tool in each] for each in (tools, own.tools))
+        missing = ", ".join(repr(name) for name in allowed if name not in names)
+        if missing or not allowed:
+            raise ApiError(
+                "tool_choice must list functions that are among tools "
+                f"(got {missing[:200] or 'none'}).",
+                param="tool_choice",
+            )
+        tools = [tool for tool, name in zip(tools, names, strict=True) if name in allowed]
+        choice = own.mode
+    has_choice = bool(tools) or choice != "none"
+    return {"tools": tools or None, "tool_choice": choice if has_choice else None}
+
+
+def _name(tool: dict[str, Any]) -> Any:
+    function = tool.get("function", tool)
+    return function.get("name") if isinstance(function, dict) else None
+
+
+class ReplyPieces(AsyncIterator[Piece]):
+    """The pieces of a reply, and after them the reply.
+
+    Args:
+        ends_with_call: end the reply with its first call.
+        joined: several pieces may come as one.
+    """
+
+    def __init__(self, ticket: Ticket[Reply], *, ends_with_call: bool, joined: bool) -> None:
+        self.ticket = ticket if joined and not ends_with_call else ticket.pieces()
+        self._pieces: list[Piece] | None = [] if ends_with_call else None
         self._is_cut = False
 
     async def __anext__(self) -> Piece:
         """Wait for the next piece; raises what `Ticket.result` does at the end."""
         if self._is_cut:
             raise StopAsyncIteration
-        piece = await anext(self._ticket)
-        self._pieces.append(piece)
-        if piece.tool_call is not None:
-            self._is_cut = True
-            self._ticket.cancel()
+        piece = await anext(self.ticket)
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            if piece.tool_call is not None:
+                self._is_cut = True
+                self.ticket.cancel()
         return piece
 
     async def reply(self) -> Reply:
         """Wait for the reply; raises what `Ticket.result` does."""
+        if self._pieces is None:
+            return await self.ticket
         async for _ in self:
             pass
-        completion = (await self._ticket).completion
+        completion = (await self.ticket).completion
         if self._is_cut:  # what was generated until the cancellation depends on timing
-            completion = _first(completion, sum(len(piece.tokens) for piece in self._pieces))
+            count = sum(len(piece.tokens) for piece in self._pieces)
+            completion = replace(
+                completion,
+                tokens=completion.tokens[:count],
+                logprobs=completion.logprobs and completion.logprobs[:count],
+                finish_reason="stop",
+                timings=replace(completion.timings, new_tokens=count),
+            )
         return reply_of(self._pieces, completion)
-
-
-async def whole_reply(source: Ticket[Reply] | SingleCall) -> Reply:
-    """Wait for the reply of either."""
-    return await (source.reply() if isinstance(source, SingleCall) else source)
-
-
-def _first(completion: Completion, count: int) -> Completion:
-    """A completion that ended after `count` tokens."""
-    logprobs = completion.logprobs
-    return replace(
-        completion,
-        tokens=completion.tokens[:count],
-        logprobs=None if logprobs is None else logprobs[:count],
-        finish_reason="stop",
-        timings=replace(completion.timings, new_tokens=count),
-    )

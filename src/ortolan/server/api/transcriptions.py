@@ -110,7 +110,13 @@ async def _answer(
     try:
         transcript: Transcript = await asyncio.get_running_loop().run_in_executor(
             THREADS,
-            partial(served.service.transcribe, body.file, **given, cancel=cancelled),
+            partial(
+                served.service.transcribe,
+                body.file,
+                **given,
+                **served.options,
+                cancel=cancelled,
+            ),
         )
     finally:
         cancelled.set()  # a thread cannot be stopped, but what it generates can

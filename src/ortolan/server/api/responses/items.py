@@ -1,180 +1,122 @@
-"""Turns input items into messages."""
+"""Items of the input, and the messages that they become."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from ortolan.server.api.responses.body import convert
 from ortolan.server.errors import ApiError
 
-Parts = str | list[dict[str, Any]]
-"""Text, or a list of content parts."""
 
-_TEXT = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "refusal": "refusal",
-    "reasoning_text": "text",
-    "summary_text": "text",
+class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Text of an item."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        field = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, field) is None:
+            raise ValueError(f"{field} is missing")
+
+
+_FIELDS = {
+    "message": ("role content", "phase"),
+    "function_call": ("call_id name arguments", ""),
+    "function_call_output": ("call_id output", ""),
+    "reasoning": ("", "summary content"),
 }
-"""Types of content parts, with the field that holds their text."""
+"""Fields of items by type, the required ones first."""
 
 
-class _Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: str = "message"
+class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An item of the input: a message, reasoning, a call or its output.
+
+    Attributes:
+        phase: a label for the client, which templates do not know.
+    """
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
     status: str | None = None
-
-
-class _Message(_Item, kw_only=True, forbid_unknown_fields=True):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
     phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+
+    def __post_init__(self) -> None:
+        required, others = (set(names.split()) for names in _FIELDS[self.type])
+        given = {n for n in self.__struct_fields__ if getattr(self, n) is not None}
+        if missing := required - given:
+            raise ValueError(f"{self.type} needs {', '.join(sorted(missing))}")
+        if unknown := given - required - others - {"type", "id", "status"}:
+            raise ValueError(f"{self.type} has no {', '.join(sorted(unknown))}")
 
 
-class _Call(_Item, kw_only=True, forbid_unknown_fields=True):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _CallOutput(_Item, kw_only=True, forbid_unknown_fields=True):
-    call_id: str
-    output: Parts
-
-
-class _Reasoning(_Item, kw_only=True, forbid_unknown_fields=True):
-    summary: list[dict[str, Any]] = []
-    content: list[dict[str, Any]] | None = None
-
-
-def messages_of(items: Sequence[Any], *, instructions: str | None) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item], *, instructions: str | None) -> list[dict[str, Any]]:
     """Turn items into messages for a chat template.
 
-    Reasoning and calls join the message of the assistant that they belong to. A `phase` is a label
-    for the client, which templates do not know.
+    Reasoning and calls join the message of the assistant that they belong to.
     """
-    conversation = _Conversation()
+    messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    reasoning = ""
+
+    def say(role: str, content: Any, **more: Any) -> None:
+        nonlocal reasoning
+        if reasoning and role != "assistant":  # no message followed it
+            say("assistant", "")
+        own = {"reasoning_content": reasoning} if reasoning else {}
+        messages.append({"role": role, "content": content, **own, **more})
+        reasoning = ""
+
     if instructions is not None:
-        conversation.messages.append({"role": "system", "content": instructions})
+        say("system", instructions)
     for number, item in enumerate(items):
-        conversation.add(item, f"input[{number}]")
-    conversation.end_reasoning()
-    if not conversation.messages:
+        call_id = item.call_id or ""
+        match item.type:
+            case "message":
+                say(item.role or "", _content(item.content))
+            case "reasoning":
+                reasoning += "".join(_texts(item.content or item.summary or ()))
+            case "function_call":
+                names[call_id] = item.name or ""
+                if reasoning or not messages or messages[-1]["role"] != "assistant":
+                    say("assistant", "")
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                if call_id not in names:
+                    raise ApiError(
+                        f"There is no earlier function_call with the id {call_id[:64]!r}. Send the "
+                        "call before its output.",
+                        code="call-missing",
+                        param=f"input[{number}].call_id",
+                    )
+                content = _content(item.output)
+                say("tool", content, tool_call_id=call_id, name=names[call_id])
+    if reasoning:
+        say("assistant", "")
+    if not messages:
         raise ApiError("input is missing.", param="input")
-    return conversation.messages
+    return messages
 
 
-class _Conversation:
-    """Messages so far, and the reasoning that waits for its message."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._reasoning = ""
-        self._names: dict[str, str] = {}
-
-    def add(self, item: Any, place: str) -> None:
-        if not isinstance(item, Mapping):
-            raise ApiError(f"{place} must be an object.", param=place)
-        fields = {name: value for name, value in item.items() if value is not None}
-        kind = fields.get("type", "message")
-        structure = _STRUCTURES.get(kind) if isinstance(kind, str) else None
-        if structure is None:
-            raise ApiError(
-                f"{place}: items of the type {str(kind)[:40]!r} are not supported. Send "
-                f"{', '.join(_STRUCTURES)}.",
-                code="item-type",
-                param=f"{place}.type",
-            )
-        match convert(fields, structure, place):
-            case _Message() as message:
-                self._add_message(message, place)
-            case _Reasoning(summary=summary, content=content):
-                self._reasoning += _joined(content or summary, f"{place}.content")
-            case _Call() as call:
-                self._add_call(call)
-            case _CallOutput() as output:
-                self._add_output(output, place)
-
-    def end_reasoning(self) -> None:
-        """Let waiting reasoning be a message of its own."""
-        if self._reasoning:
-            self._add_assistant("")
-
-    def _add_message(self, message: _Message, place: str) -> None:
-        content = _content(message.content, f"{place}.content")
-        if message.role == "assistant":
-            self._add_assistant(content)
-            return
-        self.end_reasoning()
-        self.messages.append({"role": message.role, "content": content})
-
-    def _add_assistant(self, content: Any) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._reasoning:
-            message["reasoning_content"], self._reasoning = self._reasoning, ""
-        self.messages.append(message)
-        return message
-
-    def _add_call(self, call: _Call) -> None:
-        self._names[call.call_id] = call.name
-        message = self.messages[-1] if self.messages else {}
-        if message.get("role") != "assistant" or self._reasoning:
-            message = self._add_assistant("")
-        function = {"name": call.name, "arguments": call.arguments}
-        message.setdefault("tool_calls", []).append(
-            {"id": call.call_id, "type": "function", "function": function}
-        )
-
-    def _add_output(self, output: _CallOutput, place: str) -> None:
-        name = self._names.get(output.call_id)
-        if name is None:
-            raise ApiError(
-                f"{place}.call_id: there is no earlier function_call with the id "
-                f"{output.call_id[:64]!r}. Send the call before its output.",
-                code="call-missing",
-                param=f"{place}.call_id",
-            )
-        self.end_reasoning()
-        content = _content(output.output, f"{place}.output")
-        self.messages.append(
-            {"role": "tool", "tool_call_id": output.call_id, "name": name, "content": content}
-        )
-
-
-_STRUCTURES: dict[str, type[_Item]] = {
-    "message": _Message,
-    "function_call": _Call,
-    "function_call_output": _CallOutput,
-    "reasoning": _Reasoning,
-}
-"""Items by type."""
-
-
-def _content(parts: Parts, place: str) -> Any:
+def _content(parts: str | Sequence[Part] | None) -> Any:
     """Text, or a list of text parts if there are several."""
-    if isinstance(parts, str):
-        return parts
-    texts = [_text(part, f"{place}[{number}]") for number, part in enumerate(parts)]
+    texts = _texts(parts or ())
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": t} for t in texts]
 
 
-def _joined(parts: list[dict[str, Any]], place: str) -> str:
-    return "".join(_text(part, f"{place}[{number}]") for number, part in enumerate(parts))
-
-
-def _text(part: dict[str, Any], place: str) -> str:
-    kind = part.get("type")
-    field = _TEXT.get(kind) if isinstance(kind, str) else None
-    if field is None:
-        raise ApiError(
-            f"{place}: content of the type {str(kind)[:40]!r} is not supported. Send text.",
-            code="content-type",
-            param=f"{place}.type",
-        )
-    text = part.get(field)
-    if not isinstance(text, str):
-        raise ApiError(f"{place}.{field} must be text.", param=f"{place}.{field}")
-    return text
+def _texts(parts: str | Sequence[Part]) -> list[str]:
+    if isinstance(parts, str):
+        return [parts]
+    return [(part.refusal if part.type == "refusal" else part.text) or "" for part in parts]

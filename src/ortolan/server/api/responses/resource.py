@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Completion
 from ortolan.server.api.logprobs import TokenLogprob
+from ortolan.server.api.responses.body import ReasoningSettings, Tool
 from ortolan.server.errors import Error
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -15,8 +15,8 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
     """Text of the answer; `logprobs` is empty unless the request includes them."""
 
     text: str = ""
-    annotations: list[Any] = msgspec.field(default_factory=list)
-    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -31,7 +31,7 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
     id: str
     status: Status = "in_progress"
     role: Literal["assistant"] = "assistant"
-    content: list[OutputText] = msgspec.field(default_factory=list)
+    content: list[OutputText] = []
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
@@ -39,8 +39,8 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
 
     id: str
     status: Status = "in_progress"
-    summary: list[Any] = msgspec.field(default_factory=list)
-    content: list[ReasoningText] = msgspec.field(default_factory=list)
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -51,6 +51,9 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     name: str
     status: Status = "in_progress"
     arguments: str = ""
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
@@ -75,18 +78,6 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
-def usage_of(completion: Completion, *, reasoning_tokens: int = 0) -> ResponseUsage:
-    """Counts of a completion."""
-    timings = completion.timings
-    return ResponseUsage(
-        input_tokens=timings.prompt_tokens,
-        input_tokens_details=CachedTokens(cached_tokens=timings.cached_tokens),
-        output_tokens=timings.new_tokens,
-        output_tokens_details=ReasoningTokens(reasoning_tokens=reasoning_tokens),
-        total_tokens=timings.prompt_tokens + timings.new_tokens,
-    )
-
-
 class ResponseError(msgspec.Struct, kw_only=True):
     """Why a response failed."""
 
@@ -106,90 +97,50 @@ class Response(msgspec.Struct, kw_only=True):
     id: str
     created_at: int
     model: str
-    instructions: str | None
-    previous_response_id: str | None
-    tools: list[dict[str, Any]]
-    tool_choice: str | dict[str, Any]
-    parallel_tool_calls: bool
-    text: dict[str, Any]
-    reasoning: dict[str, Any]
     temperature: float
     top_p: float
     presence_penalty: float
     frequency_penalty: float
     top_logprobs: int
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    store: bool
-    metadata: dict[str, str]
-    safety_identifier: str | None
-    prompt_cache_key: str | None
+    text: dict[str, Any]
+    reasoning: ReasoningSettings
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[Tool] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    store: bool = False
+    metadata: dict[str, str] = {}
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     object: Literal["response"] = "response"
     status: Status = "in_progress"
     completed_at: int | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
-    output: list[OutputMessage | ReasoningItem | FunctionCall] = msgspec.field(default_factory=list)
+    output: list[OutputItem] = []
     usage: ResponseUsage | None = None
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
 
 
-class _Event(msgspec.Struct, kw_only=True):
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An event of a stream. The others but the first two fields depend on its type."""
+
     type: str
     sequence_number: int
-
-
-class ResponseEvent(_Event, kw_only=True):
-    """The response changed its status."""
-
-    response: Response
-
-
-class ItemEvent(_Event, kw_only=True):
-    """An output item was added or is done."""
-
-    output_index: int
-    item: OutputMessage | ReasoningItem | FunctionCall
-
-
-class _ItemPartEvent(_Event, kw_only=True):
-    item_id: str
-    output_index: int
-
-
-class PartEvent(_ItemPartEvent, kw_only=True):
-    """A part of an item was added or is done."""
-
-    part: OutputText | ReasoningText
-    content_index: int = 0
-
-
-class DeltaEvent(_ItemPartEvent, kw_only=True):
-    """Text or arguments were added."""
-
-    delta: str
+    response: Response | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    item: OutputItem | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
     content_index: int | msgspec.UnsetType = msgspec.UNSET
+    part: OutputText | ReasoningText | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
-
-
-class TextEvent(_ItemPartEvent, kw_only=True):
-    """Text is done."""
-
-    text: str
-    content_index: int = 0
-    logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ArgumentsEvent(_ItemPartEvent, kw_only=True):
-    """The arguments of a call are done."""
-
-    name: str
-    arguments: str
-
-
-class ErrorEvent(_Event, kw_only=True):
-    """The response failed."""
-
-    error: Error
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    error: Error | msgspec.UnsetType = msgspec.UNSET
