@@ -23,16 +23,18 @@ AT_WORK = State(
     fraction=0.25,
     remaining_s=90.0,
     elapsed_s=30.0,
-    memory=1_200_000_000,
+    expected_s=None,
+    memory_bytes=1_200_000_000,
 )
 UNKNOWN = State(
     command="verify",
     step="load",
-    what="",
+    what=None,
     fraction=None,
     remaining_s=None,
     elapsed_s=200.0,
-    memory=None,
+    expected_s=None,
+    memory_bytes=None,
 )
 
 
@@ -81,8 +83,8 @@ def test_a_bar_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    module.draw(AT_WORK)
-    module.erase()
+    module.draw(bar(AT_WORK))
+    module.draw()
     assert [len(row) for row in capsys.readouterr().err.split("\r")] == [0, 39, 0, 39, 0]
 
 
@@ -98,7 +100,7 @@ def test_the_thread_shows_a_step_that_reports_nothing(shown: list[State]) -> Non
     assert last.remaining_s is not None
     assert last.elapsed_s > 0
     if sys.platform == "linux":
-        assert last.memory is not None
+        assert last.memory_bytes is not None
 
 
 def test_the_first_line_comes_before_the_others(shown: list[State]) -> None:

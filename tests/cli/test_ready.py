@@ -19,8 +19,7 @@ from tests.tiny.encoders import BERT
 
 from ortolan import modeling
 from ortolan.cache import cache_folder
-from ortolan.cli.exported import Job, _main
-from ortolan.cli.ready import shown_name
+from ortolan.cli.ready import Job, _main, shown_name
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import open_bundle
 from ortolan.runtime.engine.providers import onnxruntime_version

@@ -108,6 +108,6 @@ def wait_for_export(parent: int) -> Path:
             with contextlib.suppress(OSError):
                 status = (folder / "stat").read_text().rpartition(")")[2].split()
                 command = (folder / "cmdline").read_text()
-                if int(status[1]) == parent and "ortolan.cli.exported" in command:
+                if int(status[1]) == parent and "ortolan.cli.ready" in command:
                     return folder
         time.sleep(0.05)

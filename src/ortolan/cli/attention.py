@@ -66,8 +66,7 @@ def attention_command(
     from ortolan.runtime.attention_maps import attention_maps
     from ortolan.runtime.bundle.image_sources import ImageSource
 
-    with progress() as steps:
-        steps("load", 0, 1)
+    with progress("load") as steps:
         model = opened(bundle, steps, isolate=isolate)
         source = model.manifest.source
         if over_image and not isinstance(source, ImageSource):

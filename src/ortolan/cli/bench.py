@@ -72,8 +72,7 @@ def bench_command(
     from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    with progress() as steps:
-        steps("load", 0, 1)
+    with progress("load") as steps:
         model = load(bundle_of(bundle, steps), Decoder, **settings)
         result = measure(
             model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from ortolan.cli.progress import progress
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
+    from ortolan.runtime import Bundle
     from ortolan.runtime.bundle.manifest import QuantizedTensor
     from ortolan.runtime.inspect.description import AttentionKind, Description
     from ortolan.runtime.inspect.placement import Placement
@@ -65,56 +66,6 @@ def inspect_command(
     Checkpoint: how it would be exported, and for each precision the size of the bundle, the memory
     and time of the export, and the memory and speed of a decoder on this machine.
     """
-    with progress() as steps:
-        steps("load", 0, 1)
-        bundle = bundle_in(path, steps)
-    if bundle is not None:
-        if via is not None:
-            raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
-        if operators is not None:
-            _write_operators(bundle, operators, as_json=as_json)
-            return
-        _describe_bundle(bundle, context, batch or 1, device, isolate=isolate, as_json=as_json)
-        return
-    for_bundles = {"--context": context, "--batch": batch, "--device": device}
-    for option, value in {**for_bundles, "--operators": operators}.items():
-        if value is not None:
-            raise click.ClickException(f"{option} is for bundles, and {path} is a checkpoint.")
-    print_preview(path, via=via, as_json=as_json)
-
-
-def _write_operators(bundle: Path, file: Path, *, as_json: bool) -> None:
-    from ortolan.runtime import open_bundle
-    from ortolan.runtime.inspect.operators import write_operators
-
-    operators = write_operators(open_bundle(bundle), file)
-    if as_json:
-        sets = [
-            {"domain": domain, "version": version, "operators": entries}
-            for (domain, version), entries in operators.items()
-        ]
-        print_json({"file": str(file), "operator_sets": sets})
-        return
-    print_table(
-        [
-            ("operators", str(file)),
-            *(
-                (f"  {domain} {version}", ", ".join(names))
-                for (domain, version), names in operators.items()
-            ),
-        ]
-    )
-
-
-def _describe_bundle(
-    bundle: Path,
-    context: int | None,
-    batch: int,
-    device: str | None,
-    *,
-    isolate: bool,
-    as_json: bool,
-) -> None:
     import msgspec
 
     from ortolan.runtime import FirstLoadError, open_bundle
@@ -122,12 +73,25 @@ def _describe_bundle(
     from ortolan.runtime.inspect.placement import placement
     from ortolan.runtime.verification.first_load import try_load
 
-    opened = open_bundle(bundle)
-    about = describe(opened, context=context, batch=batch, device=device)
-    placed = placement(opened, device) if device in ("cpu", "cuda") else None
-    with progress() as steps:
-        steps("load", 0, 1)
-        trial = try_load(opened) if isolate else None
+    with progress("load") as steps:
+        folder = bundle_in(path, steps)
+    if folder is None:
+        choices = {"context": context, "batch": batch, "device": device, "operators": operators}
+        for name, value in choices.items():
+            if value is not None:
+                raise click.ClickException(f"--{name} is for bundles, and {path} is a checkpoint.")
+        print_preview(path, via=via, as_json=as_json)
+        return
+    if via is not None:
+        raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
+    bundle = open_bundle(folder)
+    if operators is not None:
+        _write_operators(bundle, operators, as_json=as_json)
+        return
+    about = describe(bundle, context=context, batch=batch or 1, device=device)
+    placed = placement(bundle, device) if device in ("cpu", "cuda") else None
+    with progress("load"):
+        trial = try_load(bundle) if isolate else None
     if as_json:
         more = {"placement": placed, "first_load": trial}
         print_json({**msgspec.to_builtins(about), **msgspec.to_builtins(more)})
@@ -137,16 +101,31 @@ def _describe_bundle(
         raise FirstLoadError(trial.text)
 
 
+def _write_operators(bundle: Bundle, file: Path, *, as_json: bool) -> None:
+    from ortolan.runtime.inspect.operators import write_operators
+
+    sets: list[dict[str, Any]] = [
+        {"domain": domain, "version": version, "operators": entries}
+        for (domain, version), entries in write_operators(bundle, file).items()
+    ]
+    if as_json:
+        print_json({"file": str(file), "operator_sets": sets})
+        return
+    rows = [(f"  {own['domain']} {own['version']}", ", ".join(own["operators"])) for own in sets]
+    print_table([("operators", str(file)), *rows])
+
+
 def _print(about: Description, placed: Placement | None, trial: Trial | None) -> None:
     maps = about.attention_maps
     context = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
+    loads = {"refused": f"refused: {trial.text}", "ended": "FAILED, see below"} if trial else {}
     prefill = f"{size(about.prefill_only_bytes)} of these, and the same again in memory once packed"
     print_table(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
             ("device", f"not verified: {about.unverified}" if about.unverified else None),
-            ("first load", _first_load(trial)),
+            ("first load", None if trial is None else loads.get(trial.outcome, trial.text)),
             *quality_rows(about.quality),
             ("calibrated", f"on {about.calibrated_on}" if about.calibrated_on else None),
             ("input", about.takes),
@@ -173,13 +152,6 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
         print_table([(f"  {tensor.name}", _low_bit(tensor)) for tensor in about.quantized])
     print("\nfiles")
     print_table([(f"  {name}", size(count)) for name, count in about.files.items()])
-
-
-def _first_load(trial: Trial | None) -> str | None:
-    if trial is None:
-        return None
-    words = {"refused": f"refused: {trial.text}", "ended": "FAILED, see below"}
-    return words.get(trial.outcome, trial.text)
 
 
 def _first_names(names: tuple[str, ...]) -> str:

@@ -22,8 +22,7 @@ def loaded(bundle: str, settings: Mapping[str, Any], kind: Any = None) -> Iterat
     """Load a bundle, and show progress until the command has its results."""
     from ortolan.runtime import load
 
-    with progress() as steps:
-        steps("load", 0, 1)
+    with progress("load") as steps:
         model = load(bundle_of(bundle, steps), kind, **settings)
         steps(click.get_current_context().info_name or "", 0, 1)
         yield model

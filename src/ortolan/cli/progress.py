@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import click
 
@@ -31,27 +31,33 @@ ESTIMATE = "estimate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The work of a command at one moment; `None` stands for what is unknown."""
+    """The work of a command at one moment, as `--json` reports it; `None` is unknown."""
 
     command: str
     step: str
-    what: str  # part of the step in work, such as a weight, or ""
+    what: str | None  # part of the step in work, such as a weight
     fraction: float | None  # done of the step
     remaining_s: float | None  # of the step
     elapsed_s: float
-    memory: int | None  # resident bytes of this process
-    expected_s: float | None = None  # of the whole command, estimated when it began
+    expected_s: float | None  # of the whole command, estimated when it began
+    memory_bytes: int | None  # resident, of this process
 
 
-def progress() -> "Reporter":
+def progress(step: str = "starting") -> "Reporter":
     """A reporter of the running command that suits stderr."""
     context = click.get_current_context()
     command, as_json = context.info_name or "", context.params.get("as_json")
     if not as_json and sys.stderr.isatty():
-        return Reporter(command, draw, first=DRAW_S, seconds=DRAW_S, clear=erase)
+        return Reporter(
+            command, lambda s: draw(bar(s)), step=step, first=DRAW_S, seconds=DRAW_S, clear=draw
+        )
     form = event if as_json else line
     return Reporter(
-        command, lambda state: print_line(form(state)), first=FIRST_LINE_S, seconds=LINE_S
+        command,
+        lambda state: print(form(state), file=sys.stderr, flush=True),
+        step=step,
+        first=FIRST_LINE_S,
+        seconds=LINE_S,
     )
 
 
@@ -64,12 +70,10 @@ def prompt_progress(progress: Callable[[], tuple[int, int]]) -> Iterator[Callabl
 
     def show(state: State) -> None:
         done, total = progress()
-        draw_line(f"reading the prompt: {done:,} of {total:,} tokens, {state.elapsed_s:.0f} s")
+        draw(f"reading the prompt: {done:,} of {total:,} tokens, {state.elapsed_s:.0f} s")
 
-    with Reporter(
-        "prompt", show, first=PROMPT_FIRST_S, seconds=PROMPT_DRAW_S, clear=erase
-    ) as reporter:
-        yield reporter.close
+    with Reporter("prompt", show, first=PROMPT_FIRST_S, seconds=PROMPT_DRAW_S, clear=draw) as drawn:
+        yield drawn.close
 
 
 class Reporter:
@@ -84,6 +88,7 @@ class Reporter:
         command: str,
         show: Callable[[State], None],
         *,
+        step: str = "starting",
         first: float,
         seconds: float,
         clear: Callable[[], None] = lambda: None,
@@ -91,7 +96,7 @@ class Reporter:
         self._command, self._show, self._clear = command, show, clear
         self._first, self._seconds = first, seconds
         self._lock = threading.Lock()
-        self._step, self._what, self._done, self._total = "starting", "", 0, 0
+        self._step, self._what, self._done, self._total = step, "", 0, 0
         self._expected_s: float | None = None
         self._began = time.monotonic()
         # Steps may take turns: a weight is calibrated, then written.
@@ -118,7 +123,7 @@ class Reporter:
     def note(self, text: str) -> None:
         """Print a line that stays."""
         self._clear()
-        print_line(text)
+        print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Stop the thread. Further calls have no effect."""
@@ -140,12 +145,12 @@ class Reporter:
         return State(
             command=self._command,
             step=step,
-            what=what,
+            what=what or None,
             fraction=done / total if is_known else None,
             remaining_s=(now - began) * (total - done) / done if is_known else None,
             elapsed_s=now - self._began,
-            memory=used_memory(),
             expected_s=self._expected_s,
+            memory_bytes=used_memory(),
         )
 
     def _run(self) -> None:
@@ -166,9 +171,27 @@ def line(state: State) -> str:
         left = duration(state.remaining_s)
         parts.append(f"{state.fraction:.0%}, about {left} left of this step")
     parts.append(_elapsed(state, so_far=" so far"))
-    parts += [size(state.memory)] if state.memory else []
-    parts += [state.what] if state.what else []
-    return ", ".join(parts)
+    return ", ".join(filter(None, (*parts, _memory(state), state.what)))
+
+
+def bar(state: State) -> str:
+    """`calibrate   ######------------------  25%  30 s, 90 s left, 1.2 GB  blocks.0.up`."""
+    drawn = left = None
+    if state.fraction is not None and state.remaining_s is not None:
+        full = int(state.fraction * BAR_COLUMNS)
+        drawn = f"{'#' * full}{'-' * (BAR_COLUMNS - full)} {state.fraction:4.0%}"
+        left = f"{duration(state.remaining_s)} left"
+    figures = ", ".join(filter(None, (_elapsed(state), left, _memory(state))))
+    return "  ".join(filter(None, (f"{state.step:<11}", drawn, figures, state.what)))
+
+
+def event(state: State) -> str:
+    """A JSON object."""
+    fields = asdict(state)
+    digits = {"fraction": 4, "remaining_s": 1, "elapsed_s": 1, "expected_s": 1}
+    for name, count in digits.items():
+        fields[name] = None if fields[name] is None else round(fields[name], count)
+    return json.dumps({"event": "progress", **fields})
 
 
 def _elapsed(state: State, so_far: str = "") -> str:
@@ -179,56 +202,16 @@ def _elapsed(state: State, so_far: str = "") -> str:
     return f"{elapsed} of about {duration(state.expected_s)}"
 
 
-def event(state: State) -> str:
-    """A JSON object."""
-    return json.dumps(
-        {
-            "event": "progress",
-            "command": state.command,
-            "step": state.step,
-            "what": state.what or None,
-            "fraction": None if state.fraction is None else round(state.fraction, 4),
-            "remaining_s": None if state.remaining_s is None else round(state.remaining_s, 1),
-            "elapsed_s": round(state.elapsed_s, 1),
-            "expected_s": None if state.expected_s is None else round(state.expected_s, 1),
-            "memory_bytes": state.memory,
-        }
-    )
+def _memory(state: State) -> str | None:
+    return size(state.memory_bytes) if state.memory_bytes else None
 
 
-def bar(state: State) -> str:
-    """`calibrate   ######------------------  25%  30 s, 90 s left, 1.2 GB  blocks.0.up`."""
-    parts = [f"{state.step:<11}"]
-    if state.fraction is not None:
-        full = int(state.fraction * BAR_COLUMNS)
-        parts.append(f"{'#' * full}{'-' * (BAR_COLUMNS - full)} {state.fraction:4.0%}")
-    figures = [_elapsed(state)]
-    figures += [] if state.remaining_s is None else [f"{duration(state.remaining_s)} left"]
-    figures += [size(state.memory)] if state.memory else []
-    return "  ".join([*parts, ", ".join(figures), *([state.what] if state.what else [])])
-
-
-def draw(state: State) -> None:
-    """Replace the line of the terminal by a bar."""
-    draw_line(bar(state))
-
-
-def erase() -> None:
-    """Empty the line of the terminal, which may have echoed a key after it."""
-    draw_line("")
-
-
-def draw_line(text: str) -> None:
-    """Replace the line of the terminal."""
+def draw(text: str = "") -> None:
+    """Replace the line of the terminal, which may have echoed a key after it."""
     # a full line would move to the next row
     columns = shutil.get_terminal_size().columns - 1
     sys.stderr.write("\r" + text[:columns].ljust(columns) + "\r")
     sys.stderr.flush()
-
-
-def print_line(text: str) -> None:
-    """Print to stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -100,8 +100,7 @@ def run_command(
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
-    with progress() as steps:
-        steps("load", 0, 1)
+    with progress("load") as steps:
         folder = ready(model, steps, _KINDS, settings["device"], checkpoint)
         loaded = load(folder, adapters=adapters, **settings)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)

@@ -53,8 +53,7 @@ def chat_command(
     from ortolan.runtime import Decoder, Sampling, load
 
     adapters = {} if adapter is None else {options.ADAPTER: adapter}
-    with progress() as steps:
-        steps("load", 0, 1)
+    with progress("load") as steps:
         folder = ready(model, steps, ("decoder",), settings["device"], checkpoint)
         decoder = load(folder, Decoder, adapters=adapters, **settings)
     session = ChatSession(
