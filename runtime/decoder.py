@@ -64,8 +64,7 @@ class Decoder(ChatModel):
         features, pictures = bundle.manifest.features, engine.pictures
         media = None
         if encoder is not None and features is not None and pictures is not None:
-            rows = encoder.rows
-            media = MediaReader(rows.reader, rows.vectors, features, pictures)
+            media = MediaReader(encoder.manifest, encoder.rows.vectors, features, pictures)
         self._reader = cache(  # by tokenizer
             lambda own: RequestReader(bundle, own, adapters=self._adapters, media=media)
         )

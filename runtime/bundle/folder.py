@@ -89,16 +89,17 @@ def open_bundle(
 
 def open_media(bundle: Bundle, *, full_check: bool = False) -> Bundle:
     """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`."""
-    features = bundle.manifest.features
+    features, media = bundle.manifest.features, bundle.manifest.media
     expected = None if features is None else features.encoder
     folder = bundle.path / bundle.manifest.media_folder
     encoder = open_bundle(folder, full_check=full_check)
-    encoder = _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
-    tiles = None if features is None else features.tiles
+    encoder = _expected(encoder, f"encoder of {media}", expected)
     source = encoder.manifest.source
-    if tiles is not None and not (source and source.reads_tiles(tiles)):
+    fits = source and features and source.medium == media and source.fits(features)
+    if not fits:
+        way = "in tiles" if features and features.tiles else "as the manifest says"
         raise BundleFileError(
-            f"{encoder.path}: expected an encoder that reads tiles, got one of "
+            f"{encoder.path}: expected an encoder that reads {media} {way}, got one of "
             f"{'other inputs' if source is None else source.words}. Export the checkpoint again."
         )
     return encoder

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Record
@@ -22,7 +23,7 @@ from ortolan.runtime.bundle.source import (
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.bundle.parts import Tiles
+    from ortolan.runtime.bundle.parts import Features
 
 Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
 # msgspec 0.22 crashes on a union of int and `tuple[int, int]`
@@ -32,6 +33,9 @@ Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 """Resampling filter, as Pillow names them."""
 
+
+PIXELS_PER_TOKEN = 64
+"""Patches of 8 by 8 pixels: what an image of a fixed size counts as in batches."""
 
 _COLOURS = ("grey", "grey with alpha", "RGB", "RGBA")
 """Names of images by number of channels."""
@@ -90,6 +94,10 @@ class ImageSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
         return self.fit or Fit(resize=(self.height, self.width))
 
     @property
+    def deferred(self) -> int:
+        return max(1, self.height * self.width // PIXELS_PER_TOKEN)
+
+    @property
     def words(self) -> str:
         return f"images, {_COLOURS[self.channels - 1]}, of {self.height} by {self.width} pixels"
 
@@ -114,8 +122,9 @@ class ImageSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
         if not manifest.model_kind.has_decoder and manifest.tokenizer is not None:
             yield "no tokenizer for an encoder of images", manifest.tokenizer
 
-    def reads_tiles(self, tiles: "Tiles") -> bool:
-        return tiles.grid.tile is None
+    def fits(self, features: "Features") -> bool:
+        tiles = features.tiles
+        return features.positions == "sequence" and (tiles is None or tiles.grid.tile is None)
 
 
 class MostPatches(Record, frozen=True, kw_only=True, tag_field="by", tag="most_patches"):
@@ -213,6 +222,14 @@ class PatchSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
         """Vectors that the encoder makes of an image of this size."""
         return (height // self.square) * (width // self.square)
 
+    def columns(self, pixels: NDArray[np.float32]) -> int:
+        """Vectors in a row of an image that was read."""
+        return int(pixels.shape[2]) // self.square
+
+    @property
+    def deferred(self) -> int:
+        return self.patches
+
     @property
     def words(self) -> str:
         return (
@@ -262,9 +279,11 @@ class PatchSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
             case WholeSquares(least=least, most=most) if not least <= most <= pixels:
                 yield f"sizes from `least` to `most` of at most {pixels}", f"{least}, {most}"
 
-    def reads_tiles(self, tiles: "Tiles") -> bool:
-        side = tiles.grid.tile
-        if side is None or not tiles.split:
+    def fits(self, features: "Features") -> bool:
+        if features.tiles is None:
+            return True
+        side = features.tiles.grid.tile
+        if side is None or not features.tiles.split:
             return side is not None
         return side % self.square == 0 and self.length(side, side) <= self.vectors
 

@@ -21,6 +21,7 @@ from ortolan.runtime.bundle.source import (
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
+    from ortolan.runtime.bundle.parts import Features
 
 
 class _Sounds(AnySource, Record, frozen=True, kw_only=True):
@@ -222,3 +223,6 @@ class ChunkedSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="c
             )
         if manifest.tokenizer is not None:
             yield "no tokenizer for an encoder of sounds", manifest.tokenizer
+
+    def fits(self, features: "Features") -> bool:
+        return features.positions == "sequence"

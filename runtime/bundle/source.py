@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.bundle.parts import Tiles
+    from ortolan.runtime.bundle.parts import Features
 
 IDS, LENGTHS, PIXELS, MEL, WAVE = "input_ids", "lengths", "pixels", "mel", "wave"
 """Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms or waves of
@@ -57,6 +57,14 @@ class AnySource:
     """Whether each input is a call of its own, since padding would change it."""
 
     @property
+    def deferred(self) -> int | None:
+        """Tokens that an input counts as in batches if it is read when it is computed.
+
+        Images are, since they are far larger than their files.
+        """
+        return None
+
+    @property
     def words(self) -> str:
         """Describe the input: `texts of at most 512 tokens`."""
         raise NotImplementedError
@@ -77,8 +85,8 @@ class AnySource:
         """What does not fit together in the source, or with other fields."""
         raise NotImplementedError
 
-    def reads_tiles(self, tiles: "Tiles") -> bool:
-        """Whether images may be cut into these tiles."""
+    def fits(self, features: "Features") -> bool:
+        """Whether a decoder may read vectors of this source in this way."""
         return False
 
 

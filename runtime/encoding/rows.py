@@ -80,7 +80,7 @@ class Rows:
     def vectors(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute the vectors of an image, a tile or a part of a sound, `(vectors, width)`."""
         vectors: NDArray[np.float32] = self._encoded([values])[0]
-        return vectors[: self.reader.vectors(values)]
+        return vectors
 
     def _source(self, item: Item) -> Source | OrtolanError:
         if item.ids is not None:

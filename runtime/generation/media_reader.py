@@ -1,19 +1,26 @@
 """Turns the images or sounds of a prompt into vectors for a decoder."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Features, Tiles
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.engine.pictures import Picture, Pictures
 from ortolan.runtime.errors import InputError
+from ortolan.runtime.inputs.audio import read_parts
+from ortolan.runtime.inputs.media_source import read_image
 from ortolan.runtime.inputs.medium import Medium
-from ortolan.runtime.inputs.source import SourceReader
-from ortolan.runtime.inputs.tiles import surrounded
+from ortolan.runtime.inputs.tiles import Cut, cut, surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+
+Parts = Sequence[NDArray[np.float32]]
+"""An image or its tiles, or the parts of the spectrogram of a sound."""
 
 
 class Seen(NamedTuple):
@@ -28,45 +35,56 @@ class MediaReader:
 
     def __init__(
         self,
-        source: SourceReader,
+        encoder: Manifest,
         vectors: Callable[[NDArray[np.float32]], NDArray[np.float32]],
         features: Features,
         pictures: Pictures,
     ) -> None:
-        self._source = source
+        # `open_media` opens no other encoders
+        self._source = cast("ImageSource | PatchSource | ChunkedSource", encoder.source)
         self._vectors_of = vectors
         self._features = features
         self._pictures = pictures
 
     def read(self, medium: Medium, tokenizer: Tokenizer | None) -> Seen:
         """Return an image or a sound as ids of a prompt."""
-        tiles, columns = self._features.tiles, None
-        if medium.kind == "images" and isinstance(tiles, Tiles):
-            return self._tiled(medium.value, tiles, tokenizer)
-        if medium.kind == "images":
-            parts = [self._source.pixels(medium.value)]
-            columns = self._source.columns(parts[0]) if self._pictures.are_grids else None
-        else:
-            parts = self._source.parts(medium.value, rate=medium.rate)
-            count, most = sum(map(self._source.vectors, parts)), limits.MAX_FEATURES
-            if count > most:
-                raise InputError(
-                    f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
-                )
-        picture = self._pictures.find(parts, lambda: self._vectors(parts), columns=columns)
-        return Seen(picture, picture.ids)
+        source, tiles = self._source, self._features.tiles
+        if isinstance(source, ChunkedSource):
+            return self._found(self._sound(medium, source))
+        if tiles is not None:
+            return self._tiled(cut(medium.value, source, tiles), tiles, tokenizer)
+        pixels, columns = read_image(medium.value, source), None
+        if self._pictures.are_grids and isinstance(source, PatchSource):
+            columns = source.columns(pixels)
+        return self._found([pixels], columns=columns)
 
-    def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
+    def _sound(self, medium: Medium, source: ChunkedSource) -> Parts:
+        parts = read_parts(medium.value, source, rate=medium.rate)
+        count, most = sum(map(source.count, parts)), limits.MAX_FEATURES
+        if count > most:
+            raise InputError(
+                f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
+            )
+        return parts
+
+    def _tiled(self, image: Cut, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
         if tokenizer is None:
             raise no_tokenizer("image")
         token = self._features.token
-        parts = self._source.cut(image, tiles)
-        text = surrounded(parts, tiles, tokenizer.text_of(token))
-        picture = self._pictures.find(parts.pixels, lambda: self._vectors(parts.pixels))
+        text = surrounded(image, tiles, tokenizer.text_of(token))
+        picture = self._found(image.pixels).picture
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        counts = [self._source.vectors(tile) for tile in parts.pixels]
+        counts = [self._count(tile) for tile in image.pixels]
         return Seen(picture, picture.between(tokens, token, counts))
 
-    def _vectors(self, parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def _found(self, parts: Parts, *, columns: int | None = None) -> Seen:
+        picture = self._pictures.find(parts, lambda: self._vectors(parts), columns=columns)
+        return Seen(picture, picture.ids)
+
+    def _vectors(self, parts: Parts) -> NDArray[np.float32]:
         vectors = [self._vectors_of(part) for part in parts]
         return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+    def _count(self, part: NDArray[np.float32]) -> int:
+        is_of_any_size = self._source.is_alone
+        return self._source.count(part) if is_of_any_size else self._features.vectors

@@ -4,55 +4,55 @@ Shape letters: C channels, H height, W width, M squares of patches, J patches of
 of a patch, S side of the table of positions.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, PositionTable
-from ortolan.runtime.bundle.manifest import Manifest, MediaSource
-from ortolan.runtime.bundle.parts import Oversized, Tiles
+from ortolan.runtime.bundle.manifest import Manifest, MediaSource, wrong_kind
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.source import (
     COLUMN_WEIGHTS,
     LENGTHS,
     MEL,
     PATCHES,
-    PIXELS,
     POSITIONS,
     ROW_WEIGHTS,
-    WAVE,
+    Feeds,
 )
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError
-from ortolan.runtime.inputs.audio import Sound, chunked, read_chunks, read_parts, read_wave
-from ortolan.runtime.inputs.images import Image, read_pixels
+from ortolan.runtime.inputs.audio import chunked, read_chunks, read_parts, read_wave
+from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.inputs.source import Feeds, Source, SourceReader
+from ortolan.runtime.inputs.source import Source, SourceReader
 from ortolan.runtime.inputs.text_source import TextReader
-from ortolan.runtime.inputs.tiles import Cut, cut, cut_oversized
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Array = NDArray[np.float32]
 
-S = TypeVar("S", bound=MediaSource)
 T = TypeVar("T", bound=np.generic)
-
-PIXELS_PER_TOKEN = 64
-"""Patches of 8 by 8 pixels: what an image counts as in batches."""
 
 
 def source_of(manifest: Manifest, tokenizer: Tokenizer | None) -> SourceReader:
     """Return the reader of the inputs of a bundle's encoder."""
-    reader = _READERS.get(type(manifest.source))
-    return TextReader(manifest, tokenizer) if reader is None else reader(manifest, manifest.source)
+    match manifest.source:
+        case None:
+            raise wrong_kind(manifest, what="inputs", expected="a bundle with an encoder")
+        case TextSource() as texts:
+            return TextReader(texts, manifest, tokenizer)
+        case media:
+            return _MediaReader(media, manifest.context_length)
 
 
-class _MediaReader(SourceReader, Generic[S]):
-    def __init__(self, manifest: Manifest, source: S) -> None:
-        super().__init__(manifest)
+class _MediaReader(SourceReader):
+    """Reads images or sounds."""
+
+    def __init__(self, source: MediaSource, vectors: int) -> None:
+        super().__init__(source, vectors)
         self._source = source
 
     def checked_truncate(self, truncate: bool) -> bool:
@@ -62,103 +62,40 @@ class _MediaReader(SourceReader, Generic[S]):
 
     def read(self, value: Any, *, truncate: bool = False) -> Array:
         self.checked_truncate(truncate)
-        return self._read(value)
-
-    @abstractmethod
-    def _read(self, value: Any) -> Array: ...
-
-
-class _PictureReader(_MediaReader[S]):
-    def pixels(self, image: Image) -> Array:
-        return self._read(image)
-
-
-class _ImageReader(_PictureReader[ImageSource]):
-    def __init__(self, manifest: Manifest, source: ImageSource) -> None:
-        super().__init__(manifest, source)
-        self.deferred = max(1, source.height * source.width // PIXELS_PER_TOKEN)
-
-    def _read(self, value: Any) -> Array:
-        return read_pixels(value, self._source)
+        match self._source:
+            case ImageSource() | PatchSource() as images:
+                return read_image(value, images)
+            case WaveSource() as waves:
+                return read_wave(value, waves)
+            case ChunkedSource() as chunks:
+                return _only(read_parts(value, chunks), chunks, advice="Split it.")
+            case AudioSource() as spectrograms:
+                parts = list(read_chunks(value, spectrograms))
+                return _only(parts, spectrograms, advice="Split it, or call `transcribe`.")
 
     def feeds(self, batch: Sequence[Source]) -> Feeds:
-        return {PIXELS: np.asarray(batch, np.float32)}
-
-    def cut(self, image: Image, tiles: Tiles) -> Cut:
-        return cut(image, self._source, tiles)
-
-    def vectors(self, values: Array) -> int:
-        return self._manifest.context_length
+        return media_feeds(batch, self._source)
 
 
-class _PatchReader(_PictureReader[PatchSource]):
-    is_alone = True
-
-    def __init__(self, manifest: Manifest, source: PatchSource) -> None:
-        super().__init__(manifest, source)
-        self.deferred = source.patches
-
-    def _read(self, value: Any) -> Array:
-        return read_whole(value, self._source)
-
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
-        (pixels_CHW,) = batch
-        return patch_feeds(np.asarray(pixels_CHW, np.float32), self._source)
-
-    def cut(self, image: Image, tiles: Tiles) -> Cut:
-        if not isinstance(tiles.grid, Oversized):
-            return super().cut(image, tiles)
-        return cut_oversized(image, self._source, tiles.grid, split=tiles.split)
-
-    def columns(self, pixels: Array) -> int:
-        return int(pixels.shape[2]) // self._source.square
-
-    def vectors(self, values: Array) -> int:
-        return self._source.length(*values.shape[1:])
+def read_image(value: Any, source: ImageSource | PatchSource) -> Array:
+    """Read an image as pixels `(channels, height, width)`."""
+    if isinstance(source, ImageSource):
+        return read_pixels(value, source)
+    return read_whole(value, source)
 
 
-class _MelReader(_MediaReader[AudioSource]):
-    def _read(self, value: Any) -> Array:
-        chunks = list(read_chunks(value, self._source))
-        return _only(chunks, self._source, advice="Split it, or call `transcribe`.")
-
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
-        return {MEL: np.asarray(batch, np.float32)}
-
-
-class _WaveReader(_MediaReader[WaveSource]):
-    is_alone = True
-
-    def _read(self, value: Any) -> Array:
-        return read_wave(value, self._source)
-
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
-        return {WAVE: np.asarray(batch, np.float32)}
-
-    def length(self, source: Source) -> int:
-        return self._source.length(len(source))
-
-
-class _ChunkReader(_MediaReader[ChunkedSource]):
-    is_alone = True
-
-    def _read(self, value: Any) -> Array:
-        return _only(self.parts(value), self._source, advice="Split it.")
-
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
-        """Return chunks `(chunks, bins, chunk)` of a sound, and the number of its vectors."""
-        features_MF = np.asarray(batch[0], np.float32)
-        lengths = np.array([self.vectors(features_MF)], np.int32)
-        return {MEL: chunked(features_MF, self._source.chunk), LENGTHS: lengths}
-
-    def length(self, source: Source) -> int:
-        return self.vectors(np.asarray(source))
-
-    def parts(self, sound: Sound, *, rate: int | None = None) -> list[Array]:
-        return read_parts(sound, self._source, rate=rate)
-
-    def vectors(self, values: Array) -> int:
-        return self._source.length(values.shape[1])
+def media_feeds(batch: Sequence[Source], source: MediaSource) -> Feeds:
+    """Return the graph inputs of images or sounds that were read."""
+    match source:
+        case PatchSource():
+            return patch_feeds(np.asarray(batch[0], np.float32), source)
+        case ChunkedSource():
+            features_MF = np.asarray(batch[0], np.float32)
+            lengths = np.array([source.count(features_MF)], np.int32)
+            return {MEL: chunked(features_MF, source.chunk), LENGTHS: lengths}
+        case _:
+            (name,) = source.inputs()
+            return {name: np.asarray(batch, np.float32)}
 
 
 def _only(parts: Sequence[Array], source: AudioSource | ChunkedSource, *, advice: str) -> Array:
@@ -217,12 +154,3 @@ def _interpolated(count: int, table: PositionTable) -> Array:
     distances_HS = np.abs(np.arange(table.side) - centers_H[:, None]) / reach
     weights_HS = np.maximum(1 - distances_HS, 0)
     return np.asarray(weights_HS / weights_HS.sum(1, keepdims=True), np.float32)
-
-
-_READERS: Mapping[type, Callable[[Manifest, Any], SourceReader]] = {
-    ImageSource: _ImageReader,
-    PatchSource: _PatchReader,
-    AudioSource: _MelReader,
-    WaveSource: _WaveReader,
-    ChunkedSource: _ChunkReader,
-}

@@ -6,26 +6,22 @@ from typing import Any
 import numpy as np
 
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES
+from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES, Feeds
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids
-from ortolan.runtime.inputs.source import Feeds, Source, SourceReader
+from ortolan.runtime.inputs.source import Source, SourceReader
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 
 class TextReader(SourceReader):
     """Reads texts, pairs of texts and token ids."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
-        super().__init__(manifest)
+    def __init__(self, source: TextSource, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+        super().__init__(source, source.max_tokens)
         self._tokenizer = tokenizer
         # tokens around a text, such as [CLS] and [SEP]
         self._added = 0 if tokenizer is None else len(tokenizer.encode(""))
-        source = manifest.source
-        if not isinstance(source, TextSource):
-            source = TextSource(max_tokens=manifest.context_length)
-        self.max_tokens = source.max_tokens
         self.prompts, self.default_prompt = source.prompts, source.default_prompt
         self._vocab_size = source.vocab_size or manifest.vocab_size
         self._types, self._has_pairs = source.types, source.pairs

@@ -39,8 +39,10 @@ class Cut(NamedTuple):
     columns: int
 
 
-def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
+def cut(image: Any, source: ImageSource | PatchSource, tiles: Tiles) -> Cut:
     """Read an image, resize it and cut it into tiles."""
+    if isinstance(source, PatchSource):
+        return _cut_oversized(image, source, tiles)
     high, wide = source.height, source.width
     values_HWC: Values = read_values(image, source)
     if isinstance(tiles.grid, LongestSide):
@@ -56,20 +58,21 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
     return Cut([normalized(part, source) for part in parts], rows, columns)
 
 
-def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bool) -> Cut:
+def _cut_oversized(image: Any, source: PatchSource, tiles: Tiles) -> Cut:
     """Cut an image into tiles if it is too large for an encoder that keeps proportions."""
-    values_HWC = read_values(image, source)
-    size, side = values_HWC.shape[:2], grid.tile
+    values_HWC, grid = read_values(image, source), tiles.grid
+    size = values_HWC.shape[:2]
     whole = normalized(resized(values_HWC, *fitted_size(size, source), source), source)
     rounded = (max(source.patch, round(own / source.square) * source.square) for own in size)
-    if not split or math.prod(rounded) <= grid.pixels:
+    if not isinstance(grid, Oversized) or not tiles.split or math.prod(rounded) <= grid.pixels:
         return Cut([whole], 0, 0)
+    side = grid.tile
     rows, columns = closest(size, (side, side), grid)
     if rows * columns == 1:
         return Cut([whole], 0, 0)
     filled_HWC = resized(values_HWC, rows * side, columns * side, source)
-    tiles = [normalized(part, source) for part in _parts(filled_HWC, side, side)]
-    return Cut([*tiles, whole], rows, columns)
+    parts = [normalized(part, source) for part in _parts(filled_HWC, side, side)]
+    return Cut([*parts, whole], rows, columns)
 
 
 def _parts(values_HWC: Values, high: int, wide: int) -> list[Values]:

@@ -19,6 +19,7 @@ from tests.cli.conftest import run_here
 from transformers import Qwen3ASRForConditionalGeneration
 
 from ortolan.runtime import Encoder, InputError, load
+from ortolan.runtime.inputs.audio import read_parts
 
 pytestmark = pytest.mark.slow
 
@@ -33,17 +34,17 @@ def qwen(runs: Runs) -> Run:
 
 def test_spectrograms_and_vectors_of_any_length_are_those_of_transformers(qwen: Run) -> None:
     encoder = qwen.model._encoder
-    reader = encoder.rows.reader
+    source = encoder.manifest.source
     reference = Qwen3ASRForConditionalGeneration.from_pretrained(qwen.checkpoint)
     for seconds in SECONDS:
-        parts = reader.parts(sound(seconds))
+        parts = read_parts(sound(seconds), source)
         ours = np.concatenate(parts, 1)
         theirs = spectrogram(qwen.checkpoint, sound(seconds))[0][0].numpy()
         assert theirs.shape[1] - ours.shape[1] in range(100)
         np.testing.assert_allclose(ours, theirs[:, : ours.shape[1]], atol=1e-5)
         ours = np.concatenate([encoder.rows.vectors(part) for part in parts])
         theirs = vectors(reference, qwen.checkpoint, sound(seconds)).numpy()
-        assert sum(map(reader.vectors, parts)) == len(theirs)
+        assert sum(map(source.count, parts)) == len(theirs)
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
@@ -79,7 +80,7 @@ def test_the_encoder_alone_reads_one_window(qwen: Run) -> None:
     encoder = load(qwen.bundle / "sound", Encoder)
     (states,) = encoder.states([FIRST])
     inner = qwen.model._encoder
-    (part,) = inner.rows.reader.parts(FIRST)
+    (part,) = read_parts(FIRST, inner.manifest.source)
     np.testing.assert_allclose(states, inner.rows.vectors(part), atol=1e-5)
     with pytest.raises(InputError, match="at most 3 seconds"):
         encoder.states([SECOND])

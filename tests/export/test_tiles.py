@@ -29,7 +29,7 @@ from ortolan.runtime import InputError, TokenizerError, load
 from ortolan.runtime.bundle.image_sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.bundle.parts import ClosestShape, Oversized, Tiles
 from ortolan.runtime.inputs.patches import fitted_size, read_whole
-from ortolan.runtime.inputs.tiles import closest, cut_oversized
+from ortolan.runtime.inputs.tiles import closest, cut
 
 LEVEL = 1.001 / 255 / 0.5
 """A level of a byte, normalized: PyTorch's kernel rounds a few values otherwise than Pillow."""
@@ -69,7 +69,7 @@ def test_tiles_are_those_of_transformers(name: str, runs: Runs) -> None:
     for size, channels in itertools.product([*SIZES, *sides], (1, 3, 4)):
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
-        parts = encoder.rows.reader.cut(values, found)
+        parts = cut(values, encoder.manifest.source, found)
         theirs = processor(image, **keys)
         if name == "internvl":
             expected = theirs["pixel_values"]
@@ -109,7 +109,7 @@ def test_sides_and_pixels_are_those_of_lfm2_vl(tmp_path: Path) -> None:
     for size in SIZES:
         image = picture(*size)
         theirs = reference([Image.fromarray(image)])
-        parts = cut_oversized(image, source, grid, split=True)
+        parts = cut(image, source, Tiles(grid=grid))
         shapes = theirs["spatial_shapes"].tolist()
         assert [[side // 2 for side in part.shape[1:]] for part in parts.pixels] == shapes
         assert theirs["image_sizes"][0].tolist() == list(parts.pixels[-1].shape[1:])
@@ -131,7 +131,7 @@ def test_patches_are_those_of_transformers(runs: Runs) -> None:
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
         theirs = processor(image, return_tensors="np")
-        pixels = run.model.rows.reader.pixels(values)
+        pixels = run.model.rows.reader.read(values)
         rows, columns = theirs["spatial_shapes"][0].tolist()
         assert pixels.shape == (3, 2 * rows, 2 * columns)
         expected = theirs["pixel_values"][0][: rows * columns]
