@@ -36,9 +36,6 @@ So prompts that share a prefix need the same states for it, whichever of them co
 FEWEST = 16
 """Fewest new tokens of a chunk: below this, multiplying weights costs more than scores save."""
 
-_AT_ONCE = 128
-"""Channels that a product adds up at a time, for at least as many keys."""
-
 SCORE_BYTES = 128 << 20
 """Most bytes of scores of one call with more than `FEWEST` tokens."""
 
@@ -80,23 +77,6 @@ def query_heads(graphs: Iterable[GraphSummary], states: "Iterable[State]") -> in
         if state.update == "append" and len(state.shape) == 3 and isinstance(state.shape[2], int)
     )
     return max([1, *of_nodes, *of_states, *vectors])
-
-
-def score_edges(states: "Iterable[State]") -> tuple[int, ...]:
-    """Return the numbers of tokens in a row at which the sums of scores change their order.
-
-    The products of queries and keys take 128 channels at a time, but twice as many where a call
-    sees at most 64 tokens of its row, and so on (MLAS, `MlasSgemmOperation`). Heads of up to 128
-    channels have no such edges.
-    """
-    grown = (state.shape for state in states if state.update == "append")
-    sizes = (shape[-1] for shape in grown if len(shape) == 4)
-    channels = max((size for size in sizes if isinstance(size, int)), default=1)
-    edges, at_once, tokens = list[int](), _AT_ONCE, _AT_ONCE // 2
-    while channels > at_once and tokens > 1:
-        edges.insert(0, tokens)
-        at_once, tokens = 2 * at_once, tokens // 2
-    return tuple(edges)
 
 
 def chunk_tokens(heads: int, length: int) -> int:

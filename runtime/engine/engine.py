@@ -31,8 +31,9 @@ from ortolan.runtime.bundle.kinds import (
 )
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.source import IDS, LENGTHS
-from ortolan.runtime.engine.attention_kernels import GRID, query_heads, score_edges
+from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device_states import Copier
+from ortolan.runtime.engine.exactness import Exactness
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import choose_device, memory_name, obstacle
@@ -47,17 +48,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
     from ortolan.runtime.engine.adapters import Adapters
 
-_SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
-"""Rounds the activations of a call on one scale; in graphs of other exporters."""
-
-_INTEGERS = "com.microsoft::MatMulIntegerToFloat"
-"""A product of 8-bit integers, in graphs for long chunks of a prompt."""
-
-_PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
-"""Low-bit products; onnxruntime turns the second into the first."""
-
-_EXPERTS = frozenset({"com.microsoft::MoE", "com.microsoft::QMoE"})
-
 
 class Engine:
     """The sessions of one bundle on one device. Several threads may use it at once.
@@ -70,7 +60,7 @@ class Engine:
     Attributes:
         adapter: number of the adapter of new slots; 0, the default, for none.
         heads: query heads of the widest attention.
-        edges: positions that no exact chunk crosses; see `score_edges`.
+        exactness: what calls keep to for results that do not depend on other calls.
         source_states: states that the encoder computes.
         pictures: images in prompts; `None` if the decoder reads text alone.
         lock: held while a GPU is tried.
@@ -104,7 +94,6 @@ class Engine:
         manifest = bundle.manifest
         graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs
         self.source_states = tuple(s for s in manifest.states if s.update == "source")
-        self.edges = score_edges(manifest.states)
         self._copier = None
         if self.device != "cpu":
             packed = None  # packed for the kernels of the CPU
@@ -135,6 +124,8 @@ class Engine:
         decode = DECODE if DECODE in graphs else DECODER
         prefill = PREFILL if PREFILL in graphs else decode
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
+        operators = frozenset().union(*(graph.operators for graph in bundle.graphs.values()))
+        self.exactness = Exactness.of(manifest, operators, has_prefill=prefill != decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
         self._open_head = open_head
@@ -172,47 +163,6 @@ class Engine:
     def is_on_host(self) -> bool:
         """Whether states lie in the memory of the CPU."""
         return self._copier is None
-
-    @cached_property
-    def depends_on_chunks(self) -> bool:
-        """Whether results depend on where a prompt is cut, even into even parts.
-
-        They do where one scale rounds the activations of a whole call; where long chunks round
-        them and short ones, by another graph, do not; and where a state is replaced: such a part
-        cannot be padded, so its number of tokens may be odd. Graphs that take one token at a time
-        do not care.
-        """
-        if self.manifest.takes_one:
-            return False
-        is_replaced = any(state.update == "replace" for state in self.manifest.states)
-        is_mixed = self._decode is not self._prefill and _INTEGERS in self._operators
-        return is_replaced or is_mixed or _SCALED_CALL in self._operators
-
-    @property
-    def grid(self) -> int:
-        """Prompts may continue from multiples of this many tokens: 1 if chunks do not matter.
-
-        They do for a mixture of experts, whose tokens share a product per expert.
-        """
-        return GRID if self.depends_on_chunks or self.mixes_rows else 1
-
-    @property
-    def rows_multiple(self) -> int:
-        """The number of rows of a step must be a multiple of this for rows to be independent.
-
-        The kernel of low-bit products takes rows in pairs and sums a last odd row in another order
-        (measured on onnxruntime 1.31 with AVX-512).
-        """
-        return 1 if _PAIRED.isdisjoint(self._operators) else 2
-
-    @cached_property
-    def mixes_rows(self) -> bool:
-        """Whether rows of a batch change each other, as tokens that share an expert do."""
-        return not _EXPERTS.isdisjoint(self._operators)
-
-    @cached_property
-    def _operators(self) -> frozenset[str]:
-        return frozenset().union(*(graph.operators for graph in self._bundle.graphs.values()))
 
     def slots(self, count: int = 1, *, beams: int = 1, reserved: bool = False) -> Slots:
         """Create empty slots for this model; see `Slots`."""
@@ -268,7 +218,7 @@ class Engine:
         encoder runs once per source, without padding; a small batch fills its kernel already.
         """
         count = len(next(iter(inputs.values())))
-        if count == 1 or _SCALED_CALL not in self._operators:
+        if count == 1 or not self.exactness.shares_scale:
             return self.encode_source(inputs)
         parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
         return self.joined(parts)

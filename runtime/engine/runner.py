@@ -8,9 +8,7 @@ Rows below `k` that take no part in a step (free ones, ones still in prefill, pa
 token just after their valid part. Their next token overwrites it, so a step does not change them.
 
 An `exact` runner computes the same for a row, to the bit, whatever the other rows hold and however
-its prompt is cut (docs/adr/0021). Kernels sum a single row, or the last of an odd number of rows,
-in another order than rows in pairs. So everything is even: rows of a step, tokens of a chunk (the
-last may be a dummy that the next token overwrites), and positions that need logits.
+its prompt is cut (`ortolan.runtime.engine.exactness`).
 
 Vectors of an image that see each other are computed in a call of their own, by another graph
 (docs/adr/0046). Their states do not depend on what follows them, so a row may end within an image:
@@ -107,12 +105,12 @@ class Runner:
         chunk: int = CHUNK,
         call_tokens: int | None = None,
     ) -> None:
-        rows = len(slots.lengths)  # in an exact runner a multiple of `engine.rows_multiple`
+        rows = len(slots.lengths)  # in an exact runner a multiple of `rows_multiple`
         self.slots = slots
         self._engine = engine
         self._exact = exact
-        self._chunk = GRID if exact and engine.depends_on_chunks else chunk
-        self._multiple = engine.rows_multiple if exact else 1
+        self._chunk = GRID if exact and engine.exactness.depends_on_chunks else chunk
+        self._multiple = engine.exactness.rows_multiple if exact else 1
         self._session = engine.ort_session(1, rows_per_source=slots.beams)
         self._ids = np.zeros((rows, 1), np.int64)
         self._last = np.zeros(rows, np.int32)
@@ -304,7 +302,7 @@ class Runner:
         cut = run_around(prompt, length)
         inside = length - cut.start
         is_even = (cut.stop - cut.start) % 2 == 0
-        is_free = is_even and engine.grid == 1
+        is_free = is_even and engine.exactness.grid == 1
         target = length - (inside % 2 if is_free else inside)
         if target < length:
             # windows may not reach back that far
@@ -320,13 +318,7 @@ class Runner:
             most = min(most, TOGETHER)
         if not self._exact:
             return most
-        most -= most % 2
-        if self._engine.grid == 1:
-            edge = next((edge for edge in self._engine.edges if edge > length), length + most)
-            # an odd number before an edge would need a dummy token behind it
-            return 1 if (edge - length) % 2 else min(most, edge - length)
-        # cut by position alone, whatever else runs and whatever the caller asked for
-        return min(most, self._chunk - length % self._chunk)
+        return self._engine.exactness.chunk_tokens(length, most=most, chunk=self._chunk)
 
     def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
         """Append tokens to a row in chunks; return the logits `(V,)` of the last position."""

@@ -67,7 +67,7 @@ class Generator:
         prefixes: "PrefixCache | None" = None,
         last_prompt: "LastPrompt | None" = None,
     ) -> None:
-        multiple = engine.rows_multiple if exact else 1
+        multiple = engine.exactness.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
         if last_prompt is not None:
             chunk = last_prompt.chunk

@@ -41,10 +41,10 @@ class LastPrompt:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._grid = engine.grid
-        self.chunk = GRID if engine.mixes_rows else CHUNK
+        self._grid = engine.exactness.grid
+        self.chunk = GRID if engine.exactness.mixes_rows else CHUNK
         # reserved: growing would copy the states
-        self.slots = engine.slots(engine.rows_multiple, reserved=True)
+        self.slots = engine.slots(engine.exactness.rows_multiple, reserved=True)
         self.slots.keeps = True
         self._adapter = 0
         self._ids: list[int] = []  # of the first row, computed by prefill

@@ -102,7 +102,9 @@ class Service(GenerationService):
         self._chat = chat
         self._encoder = encoder
         is_exact = _is_exact(options.get("mode", "exact"), engine)
-        chunk = _checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks)
+        chunk = _checked_chunk(
+            options.get("chunk"), fixed=is_exact and engine.exactness.depends_on_chunks
+        )
         prefixes = _prefix_cache(options, engine, is_exact=is_exact)
         aside = (lambda: 0) if prefixes is None else prefixes.free_bytes
         memory = RequestMemory(engine.manifest, aside=aside, is_on_host=engine.is_on_host)
@@ -323,7 +325,7 @@ class Service(GenerationService):
 def _is_exact(mode: Mode, engine: Engine) -> bool:
     if not isinstance(mode, str) or mode not in get_args(Mode):
         raise InputError(f"mode must be {' or '.join(get_args(Mode))} (got {shown(mode)}).")
-    if mode == "exact" and engine.mixes_rows:
+    if mode == "exact" and engine.exactness.mixes_rows:
         raise InputError(
             "A mixture of experts cannot be exact: concurrent requests change each other's last "
             "bits. Use mode='fast' (`ortolan serve --fast`)."

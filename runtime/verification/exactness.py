@@ -41,7 +41,7 @@ Values = list[NDArray[Any]]
 
 def check_exact(engine: Engine, certificate: Certificate) -> ExactReport | None:
     """Try every rule; `None` if the model does not offer exact mode."""
-    if certificate.model_kind.has_encoder or engine.mixes_rows:
+    if certificate.model_kind.has_encoder or engine.exactness.mixes_rows:
         return None
     lengths = [probe.length for probe in certificate.probes]
     ids = certificate.ids(lengths.index(max(lengths)))
@@ -66,7 +66,7 @@ def _rows(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
 
 def _decoded(engine: Engine, prompts: list[list[int]], tokens: list[int]) -> list[Values]:
     """Return for each prompt its logits and those after each token, decoded in one batch."""
-    multiple = engine.rows_multiple
+    multiple = engine.exactness.rows_multiple
     runner = Runner(engine, engine.slots(-(-len(prompts) // multiple) * multiple), exact=True)
     logits = [[runner.prefill(row, prompt)] for row, prompt in enumerate(prompts)]
     runner.select(range(len(prompts)))

@@ -10,8 +10,9 @@ from tests.export import tiny_models
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.modeling.config import BlockConfig, DecoderConfig, RotaryPositions
-from ortolan.runtime.engine.attention_kernels import GRID, score_edges
+from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.exactness import score_edges
 from ortolan.runtime.engine.runner import Runner
 
 CHUNKS = (16, 32, 64, GRID)
@@ -34,7 +35,7 @@ def test_results_do_not_depend_on_chunks(
     ids = np.random.default_rng(length).integers(4, tiny_models.VOCAB, length).tolist()
     expected = states(engine, ids, GRID)
     parts = [(chunk, 0) for chunk in CHUNKS]
-    if not engine.depends_on_chunks:
+    if not engine.exactness.depends_on_chunks:
         parts += [(chunk, first) for chunk in CHUNKS for first in (1, 7, 30)]
     for chunk, first in parts:
         for got, want in zip(states(engine, ids, chunk, first), expected, strict=True):

@@ -4,6 +4,7 @@ import json
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -202,13 +203,14 @@ def test_state_is_freed_with_the_conversation(
 def test_a_mixture_of_experts_continues_from_whole_chunks(
     models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    engine = models["fp32"]._engine
+    monkeypatch.setattr(engine, "exactness", replace(engine.exactness, mixes_rows=True))
     reused, computed = two(models["fp32"], system="S" * 200)
     for turn in range(3):
         got, expected = ask(reused, turn), ask(computed, turn)
         assert_same(got, expected)
         assert cached(got) == (0 if turn == 0 else GRID)
-    assert LastPrompt(models["fp32"]._engine).chunk == GRID
+    assert LastPrompt(engine).chunk == GRID
 
 
 def test_conversations_in_threads_equal_those_alone(models: dict[str, Decoder]) -> None:

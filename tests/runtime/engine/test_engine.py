@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -21,10 +22,11 @@ from tests.runtime.conftest import Models
 
 from ortolan.runtime import Decoder, load, open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Graph, State
+from ortolan.runtime.bundle.manifest import Graph, Manifest, State
 from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine import ort_session
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.exactness import Exactness
 from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.engine.threads import physical_cores
@@ -166,7 +168,8 @@ class MixingEngine:
             dtype="float32",
             update="source",
         )
-        self._operators = [operator]
+        manifest = cast(Manifest, SimpleNamespace(states=(state,), takes_one=False))
+        self.exactness = Exactness.of(manifest, {operator}, has_prefill=False)
         self.source_states = (state,)
 
     def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:

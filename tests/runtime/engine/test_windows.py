@@ -41,6 +41,7 @@ class Written:
     def __init__(self, rows: int) -> None:
         self.slots = Slots(STATES, count=rows, context_length=CONTEXT)
         self.texts: list[list[int]] = [[] for _ in range(rows)]
+        self.longest = [0] * rows  # rewinding does not bring back what has left a window
         self._next = 1
 
     def append(self, row: int, count: int) -> None:
@@ -56,11 +57,12 @@ class Written:
             assert start + count <= buffer.shape[2] - (buffer.shape[2] == WINDOW.capacity)
             buffer[0, 0, start : start + count] = np.array(new)[:, None]
         text += new
+        self.longest[row] = max(self.longest[row], len(text))
         slots.lengths[row] = len(text)
 
     def fail(self, row: int, count: int) -> None:
         """Append tokens, and undo it because of an error."""
-        before = list(self.texts[row])
+        before, longest = list(self.texts[row]), self.longest[row]
         room = min(count, CONTEXT - len(before))
         parts = [128] * (room // 128) + [1] * (room % 128)
 
@@ -72,7 +74,7 @@ class Written:
 
         with pytest.raises(KeyError):
             append()
-        self.texts[row] = before
+        self.texts[row], self.longest[row] = before, longest
 
     def check(self) -> None:
         for row, text in enumerate(self.texts):
@@ -102,21 +104,24 @@ def test_rows_hold_what_the_next_token_attends_to(data: st.DataObject) -> None:
             case "rewind":
                 back = data.draw(st.integers(max(0, len(text) - 200), len(text)))
                 least = written.slots.windows.least(row)
-                assert least <= max(0, len(text) - BACK)
+                assert least <= max(0, written.longest[row] - BACK)
                 if 0 < back < least:
                     with pytest.raises(InputError, match="keep only the last tokens"):
                         written.slots.rewind(back, row=row)
                 else:
                     written.slots.rewind(back, row=row)
                     del text[back:]
+                    written.longest[row] = written.longest[row] if back else 0
             case "copy":
                 written.slots.copy_rows([row], [1 - row])
+                written.longest[1 - row] = written.longest[row]
                 written.texts[1 - row] = list(text)
             case "restore":
                 snapshot = written.slots.snapshot(row=row)
                 assert snapshot.windowed is not None
                 assert snapshot.windowed <= WINDOW.kept
                 written.slots.restore(snapshot, row=1 - row)
+                written.longest[1 - row] = written.longest[row]
                 written.texts[1 - row] = list(text)
             case "fail":
                 written.fail(row, data.draw(st.integers(1, 400)))

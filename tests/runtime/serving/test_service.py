@@ -1,6 +1,7 @@
 """Requests to a service: pieces, rejections, cancellation, failures and order."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from tests.runtime.serving.served import settle
 
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
     InputError,
     MemoryPlanError,
@@ -136,7 +136,8 @@ def test_exact_services_need_exact_models(
         models["int8-prefill"].serve(chunk=64)
     models["int8-prefill"].serve(chunk=64, mode="fast").close()
     models["int4"].serve(chunk=64).close()
-    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    engine = model._engine
+    monkeypatch.setattr(engine, "exactness", replace(engine.exactness, mixes_rows=True))
     with pytest.raises(InputError, match=r"mixture of experts .*`ortolan serve --fast`"):
         model.serve()
     model.serve(mode="fast").close()

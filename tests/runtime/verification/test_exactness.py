@@ -1,10 +1,13 @@
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime import packed_bundles
 
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.exactness import Exactness
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.replay import verify
@@ -31,27 +34,31 @@ def test_rules_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "attribute", "value", "rule"),
+    ("kind", "wrong", "rule"),
     [
-        ("int4", "rows_multiple", 1, "rows"),
-        ("int8-prefill", "depends_on_chunks", property(lambda _: False), "parts"),
+        ("int4", {"rows_multiple": 1}, "rows"),
+        ("int8-prefill", {"depends_on_chunks": False}, "parts"),
     ],
 )
 def test_rows_and_chunks_that_matter_are_detected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    attribute: str,
-    value: object,
+    wrong: dict[str, Any],
     rule: Rule,
 ) -> None:
-    monkeypatch.setattr(Engine, attribute, value)
+    right = Exactness.of
+
+    def changed(*args: Any, **kwargs: Any) -> Exactness:
+        return replace(right(*args, **kwargs), **wrong)
+
+    monkeypatch.setattr(Exactness, "of", changed)
     report = exactness(tmp_path, kind)
     assert report is not None
     assert report.different == (rule,)
     alone = f"{rule} differ from a sequence alone: serve with --fast (mode='fast')"
     assert report.summary == alone
-    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    wrong["mixes_rows"] = True
     assert exactness(tmp_path / "mixed", kind) is None
 
 
