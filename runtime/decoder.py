@@ -16,7 +16,6 @@ from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.media_reader import MediaReader
@@ -82,18 +81,15 @@ class Decoder(ChatModel):
         prompt: Prompts,
         *,
         n: int | None = None,
-        draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     @overload
-    def generate(
-        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
-    ) -> Completion: ...
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     def generate(
@@ -101,7 +97,6 @@ class Decoder(ChatModel):
         prompt: Prompt | Prompts,
         *,
         n: int | None = None,
-        draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """Continue one prompt or a batch.
@@ -119,9 +114,6 @@ class Decoder(ChatModel):
                 `[{"image": "photo.jpg"}, "What is this?"]`.
             n: number of completions per prompt; completions of one prompt are adjacent. `None`
                 returns a single completion instead of a list.
-            draft: `PromptLookup()`, `MtpHead()` or `DraftModel(model)` guesses the next tokens, and
-                the model checks several guesses per call. Prompts are then continued one after the
-                other. Guesses change only the time: any draft gives the same completion.
             **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:
@@ -140,12 +132,10 @@ class Decoder(ChatModel):
             )
         prompts = [item for item in batch for _ in range(count)]
         is_list = n is not None or is_batch(prompt)
-        completions = self._completions(prompts, options, draft=draft, exact=is_list)
+        completions = self._completions(prompts, options, exact=is_list)
         return completions if is_list else completions[0]
 
-    def stream(
-        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
-    ) -> TextStream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Continue a prompt, piece by piece.
 
         The request is checked at once; computation starts with the first piece. Closing or
@@ -153,7 +143,6 @@ class Decoder(ChatModel):
 
         Args:
             prompt: text or token ids.
-            draft: as for `generate`.
             **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:
@@ -167,7 +156,7 @@ class Decoder(ChatModel):
             raise no_tokenizer("stream")
         if is_batch(prompt):
             raise InputError("stream accepts a single prompt. Use `generate` for a list.")
-        return self._texts(prompt, options, draft=draft)
+        return self._texts(prompt, options)
 
     def serve(self, **options: Unpack[ServeOptions]) -> Service:
         """Start a service, which generates for many requests at once, from threads or asyncio.
@@ -296,13 +285,14 @@ class Decoder(ChatModel):
         prompts: list[Any],
         options: Options,
         *,
-        draft: Draft | None,
         exact: bool,
         tokenizer: Tokenizer | None = None,
     ) -> list[Completion]:
-        sequences = self._sequences(prompts, options, draft=draft, tokenizer=tokenizer)
+        sequences = self._sequences(prompts, options, tokenizer=tokenizer)
         if sequences:
-            generator = self._generator(len(sequences), draft, exact=exact)
+            has_draft = options.get("draft") is not None
+            slots = 1 if has_draft else len(sequences)
+            generator = Generator(self._engine, slots=slots, exact=exact or has_draft)
             for sequence in sequences:
                 generator.submit(sequence)
             generator.run()
@@ -313,14 +303,14 @@ class Decoder(ChatModel):
         prompt: Any,
         options: Options,
         *,
-        draft: Draft | None,
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
     ) -> TextStream:
         (sequence,) = self._sequences(
-            [prompt], options, draft=draft, tokenizer=tokenizer, streams=True, last=last
+            [prompt], options, tokenizer=tokenizer, streams=True, last=last
         )
-        generator = self._generator(1, draft, last=last)
+        is_exact = last is not None or options.get("draft") is not None
+        generator = Generator(self._engine, slots=1, exact=is_exact, last_prompt=last)
         if last is not None:
             last.begin(sequence)
         return TextStream(sequence, generator)
@@ -330,29 +320,15 @@ class Decoder(ChatModel):
         prompts: list[Any],
         options: Options,
         *,
-        draft: Draft | None = None,
         streams: bool = False,
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
     ) -> list[SampledSequence]:
         """Check prompts, options and memory before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
-        requests = reader.prompts(prompts, options, draft=draft)
+        requests = reader.prompts(prompts, options)
         if last is None:
             check_memory(self._memory, requests)
         else:
             check_memory(self._memory, requests, rows=last.rows, held_tokens=last.held_tokens)
         return [reader.sequence(request, streams=streams) for request in requests]
-
-    def _generator(
-        self,
-        slots: int,
-        draft: Draft | None,
-        *,
-        exact: bool = False,
-        last: LastPrompt | None = None,
-    ) -> Generator:
-        if draft is not None:
-            slots, exact = 1, True
-        exact = exact or last is not None
-        return Generator(self._engine, slots=slots, exact=exact, last_prompt=last)

@@ -11,7 +11,6 @@ from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.reply import ParsedTexts, Reply, ReplyStream
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.text_stream import TextStream
@@ -32,8 +31,6 @@ class ChatModel(Model, ABC):
     def chat(
         self,
         messages: Sequence[Message],
-        *,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> Reply: ...
 
@@ -43,7 +40,6 @@ class ChatModel(Model, ABC):
         messages: Sequence[Message],
         *,
         n: int,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[Reply]: ...
 
@@ -52,7 +48,6 @@ class ChatModel(Model, ABC):
         messages: Sequence[Message],
         *,
         n: int | None = None,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> Reply | list[Reply]:
         """Answer a conversation.
@@ -61,7 +56,6 @@ class ChatModel(Model, ABC):
             messages: mappings with `role` and `content`, as in OpenAI's chat completions. Control
                 tokens in their texts are encoded as plain text.
             n: number of replies, returned as a list; seeds count up. `None` returns one reply.
-            draft: see `generate`.
             **options: see `ortolan.runtime.chat.chat_options.ChatOptions`.
 
         Returns:
@@ -78,7 +72,6 @@ class ChatModel(Model, ABC):
         completions = self._completions(
             [question.prompt] * count,
             question.options,
-            draft=draft,
             exact=n is not None,
             tokenizer=question.tokenizer,
         )
@@ -88,8 +81,6 @@ class ChatModel(Model, ABC):
     def chat_stream(
         self,
         messages: Sequence[Message],
-        *,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> ReplyStream:
         """Answer a conversation piece by piece. Same options and errors as `chat`.
@@ -98,7 +89,7 @@ class ChatModel(Model, ABC):
             An iterator of pieces: content, reasoning, or one call each. `reply` is available at
             the end.
         """
-        return self._replies(messages, options, draft=draft)
+        return self._replies(messages, options)
 
     def conversation(
         self,
@@ -125,14 +116,12 @@ class ChatModel(Model, ABC):
         is_reused = checked_flag("reuse", reuse)
         kept: list[LastPrompt] = []
 
-        def answer(
-            messages: Sequence[Message], options: ChatOptions, draft: Draft | None
-        ) -> ReplyStream:
+        def answer(messages: Sequence[Message], options: ChatOptions) -> ReplyStream:
             self._engine.check_process()
             is_free = bool(kept) and not kept[0].is_busy
             last = kept[0] if is_free else LastPrompt(self._engine)
             kept[:] = [last] if is_reused else []
-            return self._replies(messages, options, draft=draft, last=last)
+            return self._replies(messages, options, last=last)
 
         return Conversation(
             answer, self.identity, system=system, tools=tools, variables=variables,
@@ -155,12 +144,11 @@ class ChatModel(Model, ABC):
         messages: Sequence[Message],
         options: ChatOptions,
         *,
-        draft: Draft | None,
         last: LastPrompt | None = None,
     ) -> ReplyStream:
         question = self._chat.question(messages, options)
         texts = self._texts(
-            question.prompt, question.options, draft=draft, tokenizer=question.tokenizer, last=last
+            question.prompt, question.options, tokenizer=question.tokenizer, last=last
         )
         return ReplyStream(
             ParsedTexts(texts, question.parser()),
@@ -175,7 +163,6 @@ class ChatModel(Model, ABC):
         prompts: list[Any],
         options: Options,
         *,
-        draft: Draft | None,
         exact: bool,
         tokenizer: Tokenizer | None = None,
     ) -> list[Completion]:
@@ -187,7 +174,6 @@ class ChatModel(Model, ABC):
         prompt: Any,
         options: Options,
         *,
-        draft: Draft | None,
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
     ) -> TextStream:

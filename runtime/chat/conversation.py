@@ -12,7 +12,6 @@ from ortolan import files
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.chat.messages import Message, check_messages
 from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
-from ortolan.runtime.generation.drafts import Draft
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat_options import ChatOptions
@@ -24,7 +23,7 @@ MAX_FILE_BYTES = 64 << 20
 """Maximum size of a saved conversation; the longest contexts need 10 MiB."""
 
 
-Answer = Callable[[Sequence[Message], "ChatOptions", Draft | None], "ReplyStream"]
+Answer = Callable[[Sequence[Message], "ChatOptions"], "ReplyStream"]
 """Answers messages that end in a question."""
 
 
@@ -88,36 +87,29 @@ class Conversation:
         if self._forget is not None:
             self._forget()
 
-    def ask(
-        self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
-    ) -> "Reply":
+    def ask(self, content: str, **options: "Unpack[ChatOptions]") -> "Reply":
         """Ask a question and return the complete answer.
 
         Args:
             content: the question.
-            draft: see `Decoder.generate`.
             **options: see `Decoder.chat`. `tools` and `variables` also replace those of the
                 conversation.
 
         Raises:
             OrtolanError: see `Decoder.chat`; the messages are unchanged.
         """
-        return self.stream(content, draft=draft, **options).finish()
+        return self.stream(content, **options).finish()
 
-    def stream(
-        self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
-    ) -> "ReplyStream":
+    def stream(self, content: str, **options: "Unpack[ChatOptions]") -> "ReplyStream":
         """Ask a question and return the answer piece by piece. Same arguments as `ask`.
 
         The messages grow when the stream ends or is closed.
         """
-        return self._stream([{"role": "user", "content": content}], draft, options)
+        return self._stream([{"role": "user", "content": content}], options)
 
     def answer_tools(
         self,
         results: Mapping[str, Any],
-        *,
-        draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> "Reply":
         """Pass the results of tool calls to the model and return its complete answer.
@@ -130,31 +122,26 @@ class Conversation:
         Args:
             results: one result per call of the last reply, by call id. Results other than text are
                 passed as JSON.
-            draft: see `ask`.
             **options: see `ask`.
 
         Raises:
             InputError: the results do not match the calls, or are not JSON data.
             OrtolanError: see `ask`; the messages are unchanged.
         """
-        return self.stream_tools(results, draft=draft, **options).finish()
+        return self.stream_tools(results, **options).finish()
 
     def stream_tools(
         self,
         results: Mapping[str, Any],
-        *,
-        draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> "ReplyStream":
         """Same as `answer_tools`, but return the answer piece by piece."""
         last = self.messages[-1] if self.messages else {}
-        return self._stream(_tool_messages(last.get("tool_calls") or (), results), draft, options)
+        return self._stream(_tool_messages(last.get("tool_calls") or (), results), options)
 
-    def _stream(
-        self, new: list[Message], draft: Draft | None, options: "ChatOptions"
-    ) -> "ReplyStream":
+    def _stream(self, new: list[Message], options: "ChatOptions") -> "ReplyStream":
         merged: ChatOptions = {**self._standing, **options}
-        stream = self._answer([*self.messages, *new], merged, draft)
+        stream = self._answer([*self.messages, *new], merged)
 
         def keep(reply: "Reply") -> None:
             if reply.content or reply.tool_calls or reply.completion.finish_reason != "cancelled":

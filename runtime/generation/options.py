@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from ortolan.runtime.arguments import checked_count, checked_number, refuse_unknown
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import Beams, EarlyStopping
+from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import TokenIds
@@ -48,6 +49,9 @@ class Options(TypedDict, total=False):
             whole call (docs/adr/0006), the new tokens may differ from those without it.
         adapter: name of an adapter that the bundle was loaded with; `None`, the default, for none.
         grammar: a `Grammar` that restricts the text. The sequence ends when the grammar does.
+        draft: `PromptLookup()`, `MtpHead()` or `DraftModel(model)` guesses the next tokens, and the
+            model checks several guesses per call. Prompts are then continued one after the other.
+            Guesses change only the time: any draft gives the same completion. Only for decoders.
         cancel: a function or an event, polled between calls of the model.
     """
 
@@ -62,6 +66,7 @@ class Options(TypedDict, total=False):
     prompt_logprobs: int | None
     adapter: str | None
     grammar: Grammar | None
+    draft: Draft | None
     cancel: Cancel | None
 
 

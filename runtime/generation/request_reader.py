@@ -17,7 +17,7 @@ from ortolan.runtime.arguments import (
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
-from ortolan.runtime.generation.drafts import Draft, check_draft
+from ortolan.runtime.generation.drafts import check_draft
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler
 from ortolan.runtime.generation.options import (
     Options,
@@ -72,12 +72,8 @@ class RequestReader:
         """Sampling that the model recommends."""
         return recommendation(self._bundle).sampling
 
-    def prompts(
-        self, prompts: Sequence[Prompt], options: Options, *, draft: Draft | None = None
-    ) -> list[Request]:
+    def prompts(self, prompts: Sequence[Prompt], options: Options) -> list[Request]:
         """Check prompts and their options."""
-        if draft is not None:
-            check_draft(draft, self._manifest)
         template = self._template(options)
         rows = [self._ids(prompt) for prompt in prompts]
         if template.prompt_logprobs is not None and any(pictures for _, pictures in rows):
@@ -85,7 +81,7 @@ class RequestReader:
                 "prompt_logprobs: the vectors of an image have no log-probabilities. Leave it out."
             )
         return [
-            self._request(template, ids, index, draft=draft, pictures=pictures)
+            self._request(template, ids, index, pictures=pictures)
             for index, (ids, pictures) in enumerate(rows)
         ]
 
@@ -103,6 +99,8 @@ class RequestReader:
             raise InputError(
                 "prompt_logprobs is for decoders: a source has no log-probabilities. Leave it out."
             )
+        if template.draft is not None:
+            raise InputError("draft is for decoders. Leave it out.")
         if first is not None:
             constraints = replace(template.constraints, opening=((self._token(first),),))
             template = replace(template, constraints=constraints)
@@ -195,6 +193,9 @@ class RequestReader:
         manifest, tokenizer = self._manifest, self._tokenizer
         refuse_unknown("options", options, Options.__optional_keys__)
         prompt_logprobs = logprobs_count(options, "prompt_logprobs")
+        draft = options.get("draft")
+        if draft is not None:
+            check_draft(draft, manifest)
         stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
         if tokenizer is None and len(stop) > 0:
             raise no_tokenizer("stop")
@@ -232,6 +233,7 @@ class RequestReader:
             prompt_logprobs=prompt_logprobs,
             adapter=adapter_number(options.get("adapter"), self._adapters),
             grammar=grammar,
+            draft=draft,
             constraints=self._constraints,
             cancelled=cancel_function(options.get("cancel")),
         )
@@ -244,7 +246,6 @@ class RequestReader:
         *,
         prompt_tokens: int | None = None,
         source: Source | None = None,
-        draft: Draft | None = None,
         pictures: tuple[Picture, ...] = (),
     ) -> Request:
         """The request for the prompt or source at position `index` of a batch."""
@@ -276,7 +277,6 @@ class RequestReader:
             prompt_tokens=len(prompt) if prompt_tokens is None else prompt_tokens,
             sampling=sampling,
             source=source,
-            draft=draft,
             pictures=pictures,
             placeholder=None if features is None else features.token,
         )

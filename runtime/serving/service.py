@@ -23,7 +23,6 @@ from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES, PrefixCache
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
@@ -133,7 +132,6 @@ class Service(GenerationService):
         prompt: Prompt,
         *,
         priority: int = 0,
-        draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> Ticket[Completion]:
         """Submit a request. It is checked at once, and computed when it is its turn.
@@ -142,9 +140,9 @@ class Service(GenerationService):
             prompt: text or token ids. Empty text stands for the BOS token.
             priority: higher ones go first. If all slots are taken, a request suspends one of a
                 lower priority, which later continues where it was.
-            draft: as for `Decoder.generate`, with the same completion, to the bit. Such a sequence
-                is computed in separate calls.
-            **options: see `ortolan.runtime.generation.options.Options`.
+            **options: see `ortolan.runtime.generation.options.Options`. A draft gives the same
+                completion, to the bit, as in `Decoder.generate`; such a sequence is computed in
+                separate calls.
 
         Raises:
             QueueFullError: the queue is full; the error says when to try again.
@@ -158,9 +156,7 @@ class Service(GenerationService):
         with self._counting_refusals():
             if is_batch(prompt):
                 raise InputError("submit accepts a single prompt. Submit each prompt on its own.")
-            (ticket,) = self._submit_prompts(
-                [prompt], options, self._tokenizer, draft=draft, priority=priority
-            )
+            (ticket,) = self._submit_prompts([prompt], options, self._tokenizer, priority=priority)
         return ticket
 
     @overload
@@ -169,7 +165,6 @@ class Service(GenerationService):
         messages: Sequence[Message],
         *,
         priority: int = 0,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> Ticket[Reply]: ...
 
@@ -180,7 +175,6 @@ class Service(GenerationService):
         *,
         n: int,
         priority: int = 0,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[Ticket[Reply]]: ...
 
@@ -190,7 +184,6 @@ class Service(GenerationService):
         *,
         n: int | None = None,
         priority: int = 0,
-        draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> Ticket[Reply] | list[Ticket[Reply]]:
         """Submit a conversation, to be answered.
@@ -203,7 +196,6 @@ class Service(GenerationService):
             n: number of replies, each with its ticket; seeds count up. `None` returns one ticket
                 instead of a list.
             priority: see `submit`.
-            draft: see `submit`.
             **options: see `ortolan.runtime.chat.chat_options.ChatOptions`.
 
         Raises:
@@ -219,7 +211,6 @@ class Service(GenerationService):
                 [question.prompt] * count,
                 question.options,
                 question.tokenizer,
-                draft=draft,
                 priority=priority,
                 question=question,
             )
@@ -252,16 +243,13 @@ class Service(GenerationService):
         priority = checked_integer("priority", priority)
         key = os.urandom(16)
 
-        def answer(
-            messages: Sequence[Message], options: ChatOptions, draft: Draft | None
-        ) -> ReplyStream:
+        def answer(messages: Sequence[Message], options: ChatOptions) -> ReplyStream:
             with self._counting_refusals():
                 question = self._chat().question(messages, options)
                 (ticket,) = self._submit_prompts(
                     [question.prompt],
                     question.options,
                     question.tokenizer,
-                    draft=draft,
                     priority=priority,
                     conversation=key,
                     question=question,
@@ -295,7 +283,7 @@ class Service(GenerationService):
         ) -> Completion:
             question = self._chat().dictation(samples_N, begun, most_tokens)
             tickets: list[Ticket[Completion]] = submit(
-                [question.prompt], question.options, self._tokenizer, draft=None, priority=0
+                [question.prompt], question.options, self._tokenizer, priority=0
             )
             return waited(tickets[0].result)
 
@@ -309,7 +297,6 @@ class Service(GenerationService):
         options: Options,
         tokenizer: Tokenizer | None,
         *,
-        draft: Draft | None,
         priority: int,
         conversation: bytes | None = None,
         question: "Question | None" = None,
@@ -317,7 +304,7 @@ class Service(GenerationService):
         reader = self._reader(tokenizer)
         requests = [
             replace(request, conversation=conversation)
-            for request in reader.prompts(prompts, options, draft=draft)
+            for request in reader.prompts(prompts, options)
         ]
         return self._submit_requests(reader, requests, priority=priority, question=question)
 

@@ -102,8 +102,9 @@ def test_sequences_are_computed_again_after_an_error_between_calls(
                 "ignore_eos": True,
                 "logprobs": 1,
                 "cancel": hold,
+                "draft": draft,
             }
-            tickets.append(service.submit(prompt, priority=n, draft=draft, **options))
+            tickets.append(service.submit(prompt, priority=n, **options))
             assert has_begun.wait(60)
         others_wait.set()
         got = [ticket.result(60) for ticket in tickets]
