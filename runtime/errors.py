@@ -5,168 +5,116 @@ from typing import Any
 from ortolan.errors import OrtolanError
 
 
-class BundleError(OrtolanError):
+class BundleError(OrtolanError, code="bundle"):
     """A bundle on disk is broken or refused."""
 
-    code = "bundle"
 
-
-class BundleNotFoundError(BundleError):
+class BundleNotFoundError(BundleError, code="bundle-not-found"):
     """There is no such folder, or it has no manifest.json."""
 
-    code = "bundle-not-found"
 
-
-class ManifestError(BundleError):
+class ManifestError(BundleError, code="manifest"):
     """manifest.json is incomplete, is not JSON, or does not describe a bundle."""
 
-    code = "manifest"
 
-
-class BundleFileError(BundleError):
+class BundleFileError(BundleError, code="bundle-file"):
     """A listed file is missing, resized, altered or not a plain file. Names the file."""
 
-    code = "bundle-file"
 
-
-class GraphError(BundleError):
+class GraphError(BundleError, code="graph"):
     """An ONNX graph does something a bundle may not do. Names the graph file."""
 
-    code = "graph"
 
-
-class FirstLoadError(BundleError):
+class FirstLoadError(BundleError, code="first-load"):
     """The subprocess of a first load crashed or exceeded its limits."""
 
-    code = "first-load"
 
-
-class ChatTemplateError(BundleError):
+class ChatTemplateError(BundleError, code="chat-template"):
     """A chat template is missing, broken, or needs too much time or memory."""
 
-    code = "chat-template"
 
-
-class AdapterError(OrtolanError):
+class AdapterError(OrtolanError, code="adapter"):
     """An adapter is missing, damaged, or made for another bundle. Names the folder."""
 
-    code = "adapter"
 
-
-class DeviceError(OrtolanError):
+class DeviceError(OrtolanError, code="device"):
     """A device is unknown, absent, or not one the bundle was exported for."""
 
-    code = "device"
 
-
-class InputError(OrtolanError):
+class InputError(OrtolanError, code="input"):
     """A request is wrong: its prompt, ids or options."""
 
-    code = "input"
 
-
-class ChatError(InputError):
+class ChatError(InputError, code="chat"):
     """Messages or tools are wrong, or the chat template rejects them. Names the message."""
 
-    code = "chat"
 
-
-class BundleKindError(InputError):
+class BundleKindError(InputError, code="kind"):
     """The bundle cannot do this kind of request. Names what can."""
 
-    code = "kind"
 
-
-class ContextLengthError(InputError):
+class ContextLengthError(InputError, code="context-length"):
     """A request needs more tokens than the context of the bundle holds."""
 
-    code = "context-length"
 
-
-class GrammarError(InputError):
+class GrammarError(InputError, code="grammar"):
     """A grammar is invalid, too complex, or cannot be continued with this model's tokens."""
 
-    code = "grammar"
 
-
-class SamplingError(InputError):
+class SamplingError(InputError, code="sampling"):
     """An option of `Sampling` is out of range."""
 
-    code = "sampling"
 
-
-class TokenizerError(InputError):
+class TokenizerError(InputError, code="tokenizer"):
     """The tokenizer cannot read this text or these ids, or the bundle has no tokenizer."""
 
-    code = "tokenizer"
 
-
-class StateFileError(OrtolanError):
+class StateFileError(OrtolanError, code="state-file"):
     """A saved conversation is damaged, or of another bundle or version. Names the file."""
 
-    code = "state-file"
 
-
-class MemoryPlanError(OrtolanError, MemoryError):
+class MemoryPlanError(OrtolanError, MemoryError, code="memory"):
     """A model or a request needs more memory than is available. States both figures."""
 
-    code = "memory"
 
-
-class ServiceError(OrtolanError):
+class ServiceError(OrtolanError, code="service"):
     """The service cannot accept or complete a request. Says why."""
 
-    code = "service"
 
-
-class QueueFullError(ServiceError):
+class QueueFullError(ServiceError, code="queue-full"):
     """The queue is full.
 
     Attributes:
         retry_after_s: estimated seconds until a place is free, from the latest completions.
     """
 
-    code = "queue-full"
-
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class ServiceClosedError(ServiceError):
+class ServiceClosedError(ServiceError, code="service-closed"):
     """The service is closed to new requests."""
 
-    code = "service-closed"
 
-
-class ComputeError(OrtolanError):
+class ComputeError(OrtolanError, code="compute"):
     """onnxruntime could not compute the model: it is damaged, or memory is short."""
 
-    code = "compute"
 
-
-class NumericError(OrtolanError):
+class NumericError(OrtolanError, code="numeric"):
     """The model returned logits that are not finite. Names the step."""
 
-    code = "numeric"
 
-
-class CertificateError(OrtolanError):
+class CertificateError(OrtolanError, code="certificate"):
     """A verification could not be carried out. A verification that fails raises nothing."""
 
-    code = "certificate"
 
-
-class ForkedError(OrtolanError):
+class ForkedError(OrtolanError, code="forked"):
     """A child process uses a model that was loaded before `os.fork()`."""
 
-    code = "forked"
 
-
-class MissingExtraError(OrtolanError, ImportError):
+class MissingExtraError(OrtolanError, ImportError, code="missing-extra"):
     """A package of an extra is not installed. Names the pip command."""
-
-    code = "missing-extra"
 
 
 def typed(error: Exception) -> OrtolanError:

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from ortolan import files
-from ortolan.runtime.machine.state_folder import state_folder
+from ortolan.cache import state_folder
 
 _KEY_BYTES = 32
 _KEY = "seal.key"

@@ -1,6 +1,7 @@
 """Memory of this process: peak use, available memory, and returning memory to the system."""
 
 import ctypes
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from ortolan.runtime.machine.control_groups import group_folders, read_small
 
 LARGE_BYTES = 2 << 20
 """Size, in bytes, from which freed memory is returned at once; see `return_large_memory`."""
+
+_STATUS, _MEMINFO = Path("/proc/self/status"), "proc/meminfo"
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
@@ -17,7 +20,7 @@ def peak_memory() -> int | None:
 
     Mapped files that were read count too, like weights.
     """
-    if (peak := _from_status("VmHWM")) is not None:
+    if (peak := _field(_STATUS, "VmHWM")) is not None:
         return peak
     try:
         import resource
@@ -30,7 +33,7 @@ def peak_memory() -> int | None:
 
 def used_memory() -> int | None:
     """Return the resident memory of this process, in bytes; `None` elsewhere than on Linux."""
-    return _from_status("VmRSS")
+    return _field(_STATUS, "VmRSS")
 
 
 def return_free_memory() -> None:
@@ -52,53 +55,32 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
     `None` outside Linux.
     """
-    sizes = (_from_meminfo(root, "MemAvailable"), *_from_groups(root))
+    sizes = [_field(root / _MEMINFO, "MemAvailable")]
+    for folder in group_folders("memory", root):
+        # files of version 2, then of version 1
+        sizes.append(_left(folder, limit="memory.max", usage="memory.current"))
+        sizes.append(_left(folder, limit="memory.limit_in_bytes", usage="memory.usage_in_bytes"))
     return min((size for size in sizes if size is not None), default=None)
 
 
 def free_swap(root: Path = Path("/")) -> int:
     """Return the free swap space in bytes; 0 outside Linux."""
-    return _from_meminfo(root, "SwapFree") or 0
+    return _field(root / _MEMINFO, "SwapFree") or 0
 
 
-def _from_status(field: str) -> int | None:
-    """A field of this process's status, in bytes."""
-    for line in read_small(Path("/proc/self/status")).splitlines():
+def _field(path: Path, field: str) -> int | None:
+    """A field of a file of `name: 1234 kB`, in bytes."""
+    for line in read_small(path).splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
     return None
-
-
-def _from_meminfo(root: Path, field: str) -> int | None:
-    for line in read_small(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _from_groups(root: Path) -> list[int | None]:
-    """The memory left in each group, by the files of version 2, then of version 1."""
-    return [
-        _left(folder, limit=limit, usage=usage)
-        for folder in group_folders("memory", root)
-        for limit, usage in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        )
-    ]
 
 
 def _left(folder: Path, *, limit: str, usage: str) -> int | None:
     most, used = read_small(folder / limit), read_small(folder / usage)
     if not most.isdigit() or not used.isdigit():
         return None
-    fields = dict(
-        line.split(" ", 1)
-        for line in read_small(folder / "memory.stat").splitlines()
-        if " " in line
-    )
     # cached files count as used, but are dropped when memory is needed
-    reclaimable = int(fields.get("inactive_file", "0"))
-    return max(0, int(most) - int(used) + reclaimable)
+    cached = re.search(r"^inactive_file (\d+)$", read_small(folder / "memory.stat"), re.MULTILINE)
+    return max(0, int(most) - int(used) + (int(cached[1]) if cached else 0))

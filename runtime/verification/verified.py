@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from ortolan import files
+from ortolan.cache import state_folder
 from ortolan.runtime.bundle.bundle import Bundle, check_file
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.machine.processor import processor_features
-from ortolan.runtime.machine.state_folder import state_folder
 
 Stamps = Mapping[str, tuple[int, int, int, int]]
 """Inode, size, and times of the last two kinds of change in ns, by file name."""

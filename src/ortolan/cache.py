@@ -26,10 +26,8 @@ _INDEX = "manifest.json"
 _KEY = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 
-class CacheError(OrtolanError):
+class CacheError(OrtolanError, code="cache"):
     """The cache cannot be written, or an entry of it does not exist or is being made."""
-
-    code = "cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +46,20 @@ class Entry:
 
 def cache_folder() -> Path:
     """`ortolan` in `XDG_CACHE_HOME` or in ~/.cache; on Windows, `ortolan/cache` in LOCALAPPDATA."""
-    name, rest = "XDG_CACHE_HOME", "ortolan"
-    if os.name == "nt":
-        name, rest = "LOCALAPPDATA", "ortolan/cache"
-    chosen = os.environ.get(name, "")
+    return _user_folder("XDG_CACHE_HOME", "~/.cache", "ortolan/cache")
+
+
+def state_folder() -> Path:
+    """`ortolan` in `XDG_STATE_HOME` or in ~/.local/state; on Windows, `ortolan` in LOCALAPPDATA."""
+    return _user_folder("XDG_STATE_HOME", "~/.local/state", "ortolan")
+
+
+def _user_folder(variable: str, usual: str, on_windows: str) -> Path:
+    is_windows = os.name == "nt"
+    chosen = os.environ.get("LOCALAPPDATA" if is_windows else variable, "")
     # the XDG specification says to ignore relative paths
-    folder = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~/.cache"))
-    return folder / rest
+    folder = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser(usual))
+    return folder / (on_windows if is_windows else "ortolan")
 
 
 def key_of(label: str, *contents: object) -> str:

@@ -3,7 +3,7 @@
 Subclasses are in `ortolan.modeling.errors`, `ortolan.export.errors` and `ortolan.runtime.errors`.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class OrtolanError(Exception):
@@ -15,15 +15,18 @@ class OrtolanError(Exception):
 
     code: ClassVar[str] = "ortolan"
 
+    def __init_subclass__(cls, code: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if code is not None:
+            cls.code = code
 
-class RuntimeOnlyError(OrtolanError, ImportError):
+
+class RuntimeOnlyError(OrtolanError, ImportError, code="runtime-only"):
     """`ortolan-runtime` is installed, and this needs the distribution `ortolan`.
 
     Attributes:
         extra: the extra of `ortolan` that contains it.
     """
-
-    code = "runtime-only"
 
     def __init__(self, purpose: str, extra: str) -> None:
         super().__init__(

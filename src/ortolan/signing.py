@@ -28,10 +28,8 @@ except ImportError as error:
 __all__ = ["SIGNATURE", "SignatureError", "check", "sign"]
 
 
-class SignatureError(OrtolanError):
+class SignatureError(OrtolanError, code="signature"):
     """A bundle cannot be signed, or its signature does not fit the bundle or the key."""
-
-    code = "signature"
 
 
 def sign(path: Path, key: Path, *, password: str | None = None) -> Path:

@@ -7,10 +7,8 @@ from ortolan.distribution import LEFT_OUT, is_runtime_only, pip_install
 from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 
-class MissingPackageError(OrtolanError):
+class MissingPackageError(OrtolanError, code="missing-extra"):
     """A package of an optional extra is not installed."""
-
-    code = "missing-extra"
 
 
 @contextmanager

@@ -50,10 +50,8 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-class PreparationError(OrtolanError):
+class PreparationError(OrtolanError, code="preparation"):
     """A checkpoint cannot be made ready for a command."""
-
-    code = "preparation"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,10 +23,8 @@ _operation = section("Operation")
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
-class UnprotectedError(OrtolanError):
+class UnprotectedError(OrtolanError, code="unprotected"):
     """The server would be open to other machines without a key."""
-
-    code = "unprotected"
 
     def __init__(self, host: str) -> None:
         super().__init__(

@@ -26,10 +26,8 @@ MAX_CONNECTIONS = 512
 """Number of connections from which requests get a 503: half of the usual file descriptors."""
 
 
-class AddressError(OrtolanError):
+class AddressError(OrtolanError, code="address"):
     """The server cannot listen on its address."""
-
-    code = "address"
 
 
 class _Server(uvicorn.Server):

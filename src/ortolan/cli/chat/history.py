@@ -12,7 +12,7 @@ MOST_BYTES = 1 << 20  # maximum size of the file; the newest entries that fit ar
 
 def history_path() -> Path:
     """The history file of this user."""
-    from ortolan.runtime.machine.state_folder import state_folder
+    from ortolan.cache import state_folder
 
     return state_folder() / "chat_history"
 
