@@ -20,11 +20,9 @@ from ortolan.runtime.errors import ChatError, ChatTemplateError
 if TYPE_CHECKING:
     from ortolan.runtime.chat.template import ChatTemplate
 
-ID = "probe0123"
-"""Call id in a frame: nine letters and digits, as Mistral's templates require."""
+ID = "probe0123"  # call id in a frame: nine letters and digits, as Mistral's templates require
 
-NAME, VALUE, NUMBER = "probe_of_a_call", "a value to find", 24680
-"""Name and arguments of the probe."""
+NAME, VALUE, NUMBER = "probe_of_a_call", "a value to find", 24680  # name and arguments of the probe
 
 _KEYS = ("first_key", "second_key")
 _ARGUMENTS: dict[str, Any] = {_KEYS[0]: VALUE, _KEYS[1]: NUMBER}

@@ -15,11 +15,10 @@ from ortolan.runtime.chat.messages import is_name
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-MAX_ROUNDS = 8
-"""Maximum rounds of cuts; a control token that contains others needs one for each."""
+MAX_ROUNDS = 8  # maximum rounds of cuts; a control token that contains others needs one for each
 
+# caseless characters that Python prints unescaped: rare Chinese ones
 _CANDIDATES = range(0x20000, 0x2A6D6)
-"""Caseless characters that Python prints unescaped: rare Chinese ones."""
 
 
 class Span(NamedTuple):

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
-MAX_FILE_BYTES = 64 << 20
-"""Maximum size of a saved conversation; the longest contexts need 10 MiB."""
+MAX_FILE_BYTES = 64 << 20  # maximum size of a saved conversation; the longest contexts need 10 MiB
 
 
+# answers messages that end in a question
 Answer = Callable[[Sequence[Message], "ChatOptions"], "ReplyStream"]
-"""Answers messages that end in a question."""
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -86,6 +86,7 @@ class Format:
         return frozenset(filter(None, texts))
 
 
+# reasoning formats; the first whose mark is in the template applies
 REASONING = (
     Reasoning(  # gpt-oss
         "<|channel|>analysis<|message|>",
@@ -106,10 +107,10 @@ REASONING = (
     Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
     Reasoning("<seed:think>", "</seed:think>"),  # Seed-OSS
 )
-"""Reasoning formats; the first whose mark is in the template applies."""
 
 _NAME = r"(?P<name>[\w.:/-]+)"
 
+# call formats; the first whose mark is in the template applies. Specific marks come first.
 CALLS = (
     CallFormat(  # gpt-oss
         mark="<|channel|>commentary",
@@ -184,7 +185,6 @@ CALLS = (
         reader=json_calls,
     ),
 )
-"""Call formats; the first whose mark is in the template applies. Specific marks come first."""
 
 
 @cache

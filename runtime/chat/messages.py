@@ -13,9 +13,9 @@ from typing import Any, Literal
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.inputs.medium import Medium
 
-Message = Mapping[str, Any]
-"""A message: `role`, `content`, and the other fields of its role."""
+Message = Mapping[str, Any]  # a message: `role`, `content`, and the other fields of its role
 
+# roles, and their fields besides `role` and `content`
 _ROLES = {
     "system": ("name",),
     "developer": ("name",),
@@ -23,26 +23,19 @@ _ROLES = {
     "assistant": ("name", "reasoning_content", "tool_calls"),
     "tool": ("name", "tool_call_id"),
 }
-"""Roles, and their fields besides `role` and `content`."""
 
+# fields that clients send back or add, and that no template reads
 _NOTES = ("annotations", "provider_specific_fields", "cache_control", "reasoning_details")
-"""Fields that clients send back or add, and that no template reads."""
 
+# types of parts with an image or a sound
 _PARTS: Mapping[str, Literal["images", "sounds"]] = {
     "image_url": "images", "input_audio": "sounds",  # of OpenAI
     "image": "images", "audio": "sounds",  # of transformers
 }  # fmt: skip
-"""Types of parts with an image or a sound."""
 
-MAX_NAME = 128
-"""Maximum characters of a name."""
-
-MAX_MESSAGES = 16_384
-"""Maximum messages of a conversation; contexts hold fewer."""
-
-MAX_DEPTH = 32
-"""Maximum nesting of data; schemas of tools reach ten."""
-
+MAX_NAME = 128  # maximum characters of a name
+MAX_MESSAGES = 16_384  # maximum messages of a conversation; contexts hold fewer
+MAX_DEPTH = 32  # maximum nesting of data; schemas of tools reach ten
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
 
 

@@ -19,11 +19,8 @@ from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format, any_of
 from ortolan.runtime.generation.completion import TokenLogprobs
 
-MAX_MARKS = 32
-"""Maximum markers inside the values of one call; the call is read again after each."""
-
-CHUNK = 4096
-"""Characters scanned at a time; each marker copies the rest, so this bounds the cost."""
+MAX_MARKS = 32  # maximum markers inside the values of one call; the call is read again after each
+CHUNK = 4096  # characters scanned at a time; each marker copies the rest, so this bounds the cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortolan.runtime.chat.argument_types import types_of
 from ortolan.runtime.chat.call_frame import ID, Frame, Pairs, common_start
-from ortolan.runtime.chat.call_syntax import python_calls
+from ortolan.runtime.chat.call_syntax import python_calls, types_of
 from ortolan.runtime.chat.formats import CallFormat, Format
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.generation.grammar import Grammar
 
+# white space inside JSON; bounded, because models may repeat it endlessly
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
-"""White space inside JSON; bounded, because models may repeat it endlessly."""
 
+# schema keys that may add properties
 _OPEN = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
-"""Schema keys that may add properties."""
 
 _PYTHON = r"""
 py_string: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/

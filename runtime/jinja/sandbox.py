@@ -30,39 +30,20 @@ from jinja2.utils import pass_context
 
 from ortolan.runtime.errors import ChatTemplateError
 
-BASE_UNITS = 2_000_000
-"""Units without any message. A unit is a character of a string."""
+BASE_UNITS = 2_000_000  # units without any message. A unit is a character of a string.
+GROWTH = 512  # units per unit of the values. Published templates need a few dozen.
+MAX_UNITS = 100_000_000  # most units, whatever the values: at four bytes each, 400 MB
+ITEM = 16  # units per item of a list, and per node of a template that is evaluated
+MAX_SECONDS = 3.0  # CPU time of a rendering. Published templates need milliseconds.
+CHECK_UNITS = 20_000  # units between two looks at the clock
 
-GROWTH = 512
-"""Units per unit of the values. Published templates need a few dozen."""
-
-MAX_UNITS = 100_000_000
-"""Most units, whatever the values: at four bytes each, 400 MB."""
-
-ITEM = 16
-"""Units per item of a list, and per node of a template that is evaluated."""
-
-MAX_SECONDS = 3.0
-"""CPU time of a rendering. Published templates need milliseconds."""
-
-CHECK_UNITS = 20_000
-"""Units between two looks at the clock."""
-
+# templates count messages; repeated squaring would fill memory within forty steps
 MAX_INTEGER_BITS = 256
-"""Templates count messages; repeated squaring would fill memory within forty steps."""
 
-MAX_INDENT = 32
-"""Columns of an indentation, and digits to round to."""
-
-MAX_WIDTH = 999
-"""Width of a format, in characters."""
-
-_WIDTH = re.compile(r"\d{4,}|[*{]")
-"""A large or variable width in the form of a number."""
-
-_PERCENT = re.compile(r"[%)]([^a-zA-Z%)]*)")
-"""Flags and width of a place in `%` formatting."""
-
+MAX_INDENT = 32  # columns of an indentation, and digits to round to
+MAX_WIDTH = 999  # width of a format, in characters
+_WIDTH = re.compile(r"\d{4,}|[*{]")  # a large or variable width in the form of a number
+_PERCENT = re.compile(r"[%)]([^a-zA-Z%)]*)")  # flags and width of a place in `%` formatting
 _LIBRARY = ImmutableSandboxedEnvironment()
 
 _SCALARS = (str, int, float, type(None), Undefined)
@@ -81,8 +62,8 @@ _OF_ALL = frozenset([
     "max", "min", "replace", "round", "safe", "sort", "string", "sum", "title", "trim", "unique",
     "upper", "wordcount",
 ])
+# filters and methods that compare each item several times, or build many small strings
 _REPEATED = frozenset(["dictsort", "rsplit", "sort", "split", "splitlines", "title", "wordcount"])
-"""Filters and methods that compare each item several times, or build many small strings."""
 
 METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset([
@@ -275,8 +256,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return str(self.paid("".join(parts)))
 
 
-_OF_JINJA = frozenset(["_block_vars", "_loop_vars"])
-"""Arguments added by compiled templates."""
+_OF_JINJA = frozenset(["_block_vars", "_loop_vars"])  # arguments added by compiled templates
 
 
 # --- filters, tests and methods -----------------------------------------------------------------
@@ -375,6 +355,7 @@ def _sum(_: Sandbox, value: Any, attribute: Any = None, start: Any = 0) -> None:
         raise TypeError("sum is for numbers")
 
 
+# cost of what filters build beyond what they read; names of methods begin with a dot
 _COSTS: Mapping[str, Callable[..., None]] = {
     "format": lambda sandbox, value, *args, **named: sandbox.pay_format(
         str(value), (args, named), _PERCENT.findall(str(value))
@@ -389,4 +370,3 @@ _COSTS: Mapping[str, Callable[..., None]] = {
     ".join": lambda sandbox, value, parts: _join(sandbox, parts, value),
     ".replace": _replace,
 }
-"""Cost of what filters build beyond what they read; names of methods begin with a dot."""

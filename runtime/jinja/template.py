@@ -19,15 +19,12 @@ from ortolan.runtime.jinja.payments import with_payments
 from ortolan.runtime.jinja.sandbox import Sandbox
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
-MAX_DATE_FORMAT = 64
-"""Characters of a date format."""
+MAX_DATE_FORMAT = 64  # characters of a date format
 
+# a width before the letter, which the C library would honor
 _DATE_WIDTH = re.compile(r"%[-_0^#+]*\d")
-"""A width before the letter, which the C library would honor."""
 
-_FILE = "<template>"
-"""File name of compiled templates in tracebacks."""
-
+_FILE = "<template>"  # file name of compiled templates in tracebacks
 _sandbox = cache(Sandbox)
 
 
