@@ -149,13 +149,14 @@ class Runner:
         ids: Sequence[int],
         *,
         positions: Sequence[int],
-        logits_RV: NDArray[np.float32] | None = None,
         previous_SE: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens to a row, and return the logits `(R, V)` at some of their positions."""
+        if self._engine.manifest.takes_one:
+            return self._token_by_token(row, ids, positions)
         parts = self._parts(ids)
-        if len(parts) > 1 or self._engine.manifest.takes_one:
-            return self._in_calls(row, ids, parts, positions, logits_RV, previous_SE)
+        if len(parts) > 1:
+            return self._in_calls(row, ids, parts, positions, previous_SE)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = self._padded(ids, positions)
         end = length + len(padded_ids) - len(ids)
@@ -163,15 +164,13 @@ class Runner:
         self.reserve(end)
         slots.begin([row])
         slots.slide_windows([row])
-        count = len(padded_positions)
-        if logits_RV is None or len(logits_RV) != count:
-            logits = np.empty((1, count, self._engine.manifest.vocab_size), np.float32)
-        else:
-            logits = logits_RV[None]
+        logits = np.empty((1, len(padded_positions), self._logits.shape[2]), np.float32)
         pictures, start = self._engine.pictures, slots.lengths[row]
         placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
         run = self._bind(
-            self._session_for(padded_ids),
+            self._engine.both_ways_session()
+            if self._see_each_other(padded_ids)
+            else self._engine.ort_session(len(padded_ids)),
             slice(row, row + 1),
             np.array([padded_ids], np.int64) if placed is None else placed.ids,
             np.array([end - 1], np.int32),
@@ -188,8 +187,6 @@ class Runner:
         slots.take_over([row])
         self.hidden_SE = self._hidden_BSE[0, : len(ids)]
         result: NDArray[np.float32] = logits[0, : len(positions)]
-        if logits_RV is not None and len(padded_positions) > len(positions):
-            logits_RV[...] = result
         return result
 
     def _next(self, row: int) -> int:
@@ -212,12 +209,6 @@ class Runner:
         """Whether these are vectors that see each other, not tokens."""
         return self._engine.sees_both_ways and ids[0] >= FIRST
 
-    def _session_for(self, ids: Sequence[int]) -> Any:
-        """The session for a call with these tokens."""
-        if self._see_each_other(ids):
-            return self._engine.both_ways_session()
-        return self._engine.ort_session(len(ids))
-
     def _parts(self, ids: Sequence[int]) -> list[slice]:
         """Places of the tokens of each call that a chunk takes."""
         if not self._engine.sees_both_ways:
@@ -234,16 +225,11 @@ class Runner:
         ids: Sequence[int],
         parts: Sequence[slice],
         positions: Sequence[int],
-        logits_RV: NDArray[np.float32] | None,
         previous_SE: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]:
         """Run a chunk in several calls, each as long as graph and device allow."""
         self.reserve(self.slots.lengths[row] + len(ids))
-        if logits_RV is None:
-            logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
-        if self._engine.manifest.takes_one:
-            self._token_by_token(row, ids, positions, logits_RV)
-            return logits_RV
+        logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
         wanted, hidden = np.asarray(positions), []
         for part in parts:
             inside = (wanted >= part.start) & (wanted < part.stop)
@@ -257,10 +243,12 @@ class Runner:
         return logits_RV
 
     def _token_by_token(
-        self, row: int, ids: Sequence[int], positions: Sequence[int], logits_RV: NDArray[np.float32]
-    ) -> None:
+        self, row: int, ids: Sequence[int], positions: Sequence[int]
+    ) -> NDArray[np.float32]:
         """Run a chunk on a graph that takes one token at a time."""
         lengths = self.slots.lengths
+        self.reserve(lengths[row] + len(ids))
+        logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
         self._engine.check_process()
         for position, token in enumerate(ids):
             self.slots.begin([row])
@@ -270,6 +258,7 @@ class Runner:
             lengths[row] += 1
             self.slots.take_over([row])
             logits_RV[np.equal(positions, position)] = call.logits[0, 0]
+        return logits_RV
 
     def chunks(
         self, row: int, ids: Sequence[int], *, most: int = GRID
@@ -323,21 +312,20 @@ class Runner:
     def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
         """Append tokens to a row in chunks; return the logits `(V,)` of the last position."""
         self.reserve(self.slots.lengths[row] + len(ids))
-        logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
         for _, part in self.chunks(row, ids, most=most):
             # Only the last chunk's logits are used. Every chunk computes one position all the
             # same: some kernels mishandle empty tensors, and one row of logits costs little.
-            self.chunk(row, part, positions=[len(part) - 1], logits_RV=logits_RV)
+            logits_RV = self.chunk(row, part, positions=[len(part) - 1])
         last: NDArray[np.float32] = logits_RV[0]
         return last
 
     def teacher_forced(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens to row 0 and return the logits after each of them, `(S, V)`."""
         self.reserve(self.slots.lengths[0] + len(ids))
-        logits_SV = np.empty((len(ids), self._engine.manifest.vocab_size), np.float32)
+        logits_SV = np.empty((len(ids), self._logits.shape[2]), np.float32)
         for start, part in self.chunks(0, ids):
-            rows = logits_SV[start : start + len(part)]
-            self.chunk(0, part, positions=range(len(part)), logits_RV=rows)
+            rows = self.chunk(0, part, positions=range(len(part)))
+            logits_SV[start : start + len(part)] = rows
             if not np.isfinite(rows.max(axis=-1)).all():
                 # a kernel may spread a NaN over its whole call, so the exact position is unknown
                 raise NumericError(

@@ -35,6 +35,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
+from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.scheduler import Scheduler, Work
 from ortolan.runtime.generation.speculation import Speculation
 
@@ -216,17 +217,18 @@ class Generator:
                 self._prefixes.offer(prompt, slots, slot, whole)
         if self._last_prompt is not None:
             self._last_prompt.record(prompt, start, end)
-        self._observe(sequence, start)
+        if sequence.request.draft is not None:
+            self._try(sequence, self._draft, sequence, sequence.request.draft, start)
         sequence.prefill_s += time.monotonic() - started_at
         sequence.prefilled_tokens = end
         if is_scored:
-            self._score(sequence, start, logits_RV)
+            self._try(sequence, sequence.score_prompt, start, logits_RV)
         if end == len(prompt) and sequence.finish_reason is None:
             self._scheduler.start(slot)
             if sequence.request.limit == 0:
                 sequence.finish("length")
             else:
-                self._advance(sequence, logits_RV[-1])
+                self._try(sequence, sequence.advance, logits_RV[-1])
             if self._prefixes is not None and conversation is not None:
                 self._prefixes.offer_end(conversation, prompt, slots, slot)
         if sequence.finish_reason is not None:
@@ -249,18 +251,15 @@ class Generator:
             self._select()
         rows, drafted = self._rows, self._drafted
         if rows:
-            if self._beams == 1:
-                self._runner.step([sequence.next_tokens[0] for _, sequence, _ in rows])
-            else:
-                self._runner.step(
-                    [token for _, sequence, _ in rows for token in sequence.next_tokens]
-                )
+            self._runner.step([token for _, sequence, _ in rows for token in sequence.next_tokens])
             for _, sequence, logits in rows:
-                self._advance(sequence, logits)
+                self._try(sequence, sequence.advance, logits)
             if self._beams > 1:
                 self._reorder()
         for slot, sequence in drafted:
-            self._speculate(slot, sequence)
+            if sequence.speculation is not None:
+                advance = partial(self._try, sequence, sequence.advance)
+                self._try(sequence, sequence.speculation.step, slot, advance)
         # at the end: when a sequence leaves, others may move to other slots
         for sequence in [*(row[1] for row in rows), *(sequence for _, sequence in drafted)]:
             if sequence.finish_reason is not None:
@@ -276,13 +275,10 @@ class Generator:
         self._drafted = [item for item in running if item[1].request.draft is not None]
         if plain:
             self._runner.select([slot * beams + beam for slot, _ in plain for beam in range(beams)])
-        if beams == 1:
-            self._rows = [(slot, sequence, logits_BV[slot]) for slot, sequence in plain]
-        else:
-            self._rows = [
-                (slot, sequence, logits_BV[slot * beams : (slot + 1) * beams])
-                for slot, sequence in plain
-            ]
+        places = [
+            slot if beams == 1 else slice(slot * beams, (slot + 1) * beams) for slot, _ in plain
+        ]
+        self._rows = [(*item, logits_BV[at]) for item, at in zip(plain, places, strict=True)]
         self._selected = self._scheduler.revision if chosen is everyone else -1
 
     def _one_apart(self, sequences: _BySlot) -> _BySlot:
@@ -305,40 +301,18 @@ class Generator:
         if targets:
             self._runner.slots.copy_rows(sources, targets)
 
-    def _observe(self, sequence: ActiveSequence, start: int) -> None:
+    def _draft(self, sequence: ActiveSequence, draft: Draft, start: int) -> None:
         """Let the drafts of a sequence begin, and read the states of a chunk from `start` on."""
-        draft = sequence.request.draft
-        if draft is None:
-            return
-        try:
-            if sequence.speculation is None:
-                sequence.speculation = Speculation(draft, sequence, self._runner)
-            sequence.speculation.observe(start, self._runner.hidden_SE)
-        except OrtolanError as error:
-            sequence.fail(error)
+        if sequence.speculation is None:
+            sequence.speculation = Speculation(draft, sequence, self._runner)
+        sequence.speculation.observe(start, self._runner.hidden_SE)
 
-    def _speculate(self, slot: int, sequence: ActiveSequence) -> None:
-        """Advance a sequence by its draft. An error of the draft ends this sequence only."""
+    def _try(self, sequence: ActiveSequence, work: Callable[..., None], *args: Any) -> None:
+        """Do work whose errors end this sequence only."""
         try:
-            if sequence.speculation is not None:
-                sequence.speculation.step(slot, partial(self._advance, sequence))
+            work(*args)
         except OrtolanError as error:
             sequence.fail(error)
         except Exception:
             self._culprit = sequence
             raise
-
-    def _advance(self, sequence: ActiveSequence, logits: NDArray[np.float32]) -> None:
-        try:
-            sequence.advance(logits)
-        except OrtolanError as error:
-            sequence.fail(error)
-        except Exception:
-            self._culprit = sequence
-            raise
-
-    def _score(self, sequence: ActiveSequence, start: int, logits_SV: NDArray[np.float32]) -> None:
-        try:
-            sequence.score_prompt(start, logits_SV)
-        except OrtolanError as error:
-            sequence.fail(error)

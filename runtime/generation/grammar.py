@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ortolan.distribution import pip_install
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
-from ortolan.runtime.generation.object_keys import DistinctKeys
 from ortolan.runtime.generation.schemas import (
     ESCAPES,
+    DistinctKeys,
     asks_for_several_keys,
     check_schema,
     close_schemas,

@@ -15,9 +15,8 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import GrammarError
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
-from ortolan.runtime.generation.object_keys import ObjectKeys
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.generation.schemas import close_schemas
+from ortolan.runtime.generation.schemas import ObjectKeys, close_schemas
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
 OPEN = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}
