@@ -1,10 +1,13 @@
 """`ortolan bench BUNDLE`."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.opening import bundle_of
 from ortolan.cli.output import aligned, print_json, print_table, size
@@ -69,11 +72,10 @@ def bench_command(
     """Measure the speed of prefill (pp) and decoding (tg)."""
     import msgspec
 
-    from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
     with progress("load") as steps:
-        model = load(bundle_of(bundle, steps), Decoder, **settings)
+        model = runtime.load(bundle_of(bundle, steps), runtime.Decoder, **settings)
         result = measure(
             model,
             cases(prompts, news, depths),
@@ -100,6 +102,6 @@ def bench_command(
     )
 
 
-def _row(case: "CaseResult") -> tuple[str, ...]:
+def _row(case: CaseResult) -> tuple[str, ...]:
     speed = case.speed
     return (case.name, *(f"{s:.1f}" for s in (speed.mean, speed.deviation, speed.median)))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.inputs import decoded, read_inputs
 from ortolan.cli.opening import loaded
 from ortolan.cli.output import print_json, print_table
-
-if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime import Classification, TokenClassification
 
 
 @click.command()
@@ -47,11 +45,9 @@ def embed_command(
 
     With -, each line of standard input is a text.
     """
-    from ortolan.runtime import Encoder
-
     if not inputs and not images and not texts:
         raise click.UsageError("Pass a TEXT, or --image or --text.")
-    with loaded(bundle, settings, Encoder) as model:
+    with loaded(bundle, settings, runtime.Encoder) as model:
         items = read_inputs(model.manifest, inputs, images)
         vectors = [*model.embed(items, **choices)] if items else []
         vectors += model.texts.embed([*texts], **choices) if texts else []
@@ -115,15 +111,13 @@ def classify_command(
     independent per label, or the scores of a regression: see `ortolan inspect`. If BUNDLE labels
     tokens, prints the entities of each text with their characters.
     """
-    from ortolan.runtime import Encoder
-
     if labels is None and (multi_label or template is not None):
         raise click.UsageError(
             f"{'--multi-label' if multi_label else '--template'} needs --labels."
         )
     if not inputs and not images:
         raise click.UsageError("Pass a FILE_OR_TEXT, or --image.")
-    with loaded(bundle, settings, Encoder) as model:
+    with loaded(bundle, settings, runtime.Encoder) as model:
         items = read_inputs(model.manifest, inputs, images)
         kind = model.manifest.output_kind
         has_entities = kind.name == "token_labels"
@@ -155,18 +149,18 @@ def classify_command(
             _print_labels(name, result, top)
 
 
-def _label_facts(result: Classification, top: int | None) -> dict[str, Any]:
+def _label_facts(result: runtime.Classification, top: int | None) -> dict[str, Any]:
     scores = dict(islice(result.scores.items(), top))
     if result.are_probabilities:
         return {"label": result.label, "probability": result.score, "probabilities": scores}
     return {"label": result.label, "score": result.score, "scores": scores}
 
 
-def _entity_facts(result: TokenClassification) -> dict[str, Any]:
+def _entity_facts(result: runtime.TokenClassification) -> dict[str, Any]:
     return {"entities": [asdict(entity) for entity in result.entities]}
 
 
-def _print_labels(name: str, result: Classification, top: int | None) -> None:
+def _print_labels(name: str, result: runtime.Classification, top: int | None) -> None:
     """Print one label per line, highest score first, which has the name of the input."""
     form = "6.1%" if result.are_probabilities else "9.4f"
     rows = [(label, format(score, form)) for label, score in islice(result.scores.items(), top)]
@@ -175,7 +169,7 @@ def _print_labels(name: str, result: Classification, top: int | None) -> None:
     print_table(rows)
 
 
-def _print_entities(name: str, result: TokenClassification) -> None:
+def _print_entities(name: str, result: runtime.TokenClassification) -> None:
     """Print one entity per line: label, probability, characters and text."""
     if name:
         print(name)
@@ -199,9 +193,7 @@ def fill_command(bundle: str, text: str, top: int, settings: dict[str, Any], as_
 
     Prints the most probable tokens of each blank with their probabilities.
     """
-    from ortolan.runtime import Encoder
-
-    with loaded(bundle, settings, Encoder) as model:
+    with loaded(bundle, settings, runtime.Encoder) as model:
         filling = model.fill(text, top=top)
     if as_json:
         print_json({**asdict(filling), "device": model.device})
@@ -241,10 +233,8 @@ def answer_command(
 
     Prints its probability, its characters and its text.
     """
-    from ortolan.runtime import Encoder
-
     text = decoded(context.read(), "context")
-    with loaded(bundle, settings, Encoder) as model:
+    with loaded(bundle, settings, runtime.Encoder) as model:
         answer = model.answer(question, text, allow_none=allow_none)
     if as_json:
         print_json({"question": question, **asdict(answer), "device": model.device})

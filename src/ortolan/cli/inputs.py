@@ -1,12 +1,12 @@
 """Texts from the command line or from standard input."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ortolan.runtime import Manifest
+from ortolan import runtime
 
 
 def read_stdin() -> str:
@@ -16,30 +16,27 @@ def read_stdin() -> str:
 
 def decoded(data: bytes, name: str) -> str:
     """Return UTF-8 as text."""
-    from ortolan.runtime import InputError
-
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
+        raise runtime.InputError(
             f"{name} must be UTF-8 text (got byte 0x{data[error.start]:02x} at {error.start})."
         ) from error
 
 
 def read_inputs(
-    manifest: "Manifest", arguments: Sequence[str], images: Sequence[Path] = ()
+    manifest: runtime.Manifest, arguments: Sequence[str], images: Sequence[Path] = ()
 ) -> list[str]:
     """Return the arguments, with `-` replaced by the lines of standard input, then the images.
 
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
     """
-    from ortolan.runtime import InputError
     from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 
     if isinstance(manifest.source, ImageSource | PatchSource):
         return [*arguments, *map(str, images)]
     if images:
-        raise InputError("--image is for bundles that read images. Pass texts without it.")
+        raise runtime.InputError("--image is for bundles that read images. Pass texts without it.")
     texts: list[str] = []
     for argument in arguments:
         if argument == "-":

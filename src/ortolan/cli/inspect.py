@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.checkpoints import print_preview
 from ortolan.cli.opening import bundle_in
@@ -16,7 +17,6 @@ from ortolan.cli.progress import progress
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime import Bundle
     from ortolan.runtime.bundle.manifest import QuantizedTensor
     from ortolan.runtime.inspect.description import AttentionKind, Description
     from ortolan.runtime.inspect.placement import Placement
@@ -68,7 +68,6 @@ def inspect_command(
     """
     import msgspec
 
-    from ortolan.runtime import FirstLoadError, open_bundle
     from ortolan.runtime.inspect.description import describe
     from ortolan.runtime.inspect.placement import placement
     from ortolan.runtime.verification.first_load import try_load
@@ -84,7 +83,7 @@ def inspect_command(
         return
     if via is not None:
         raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
-    bundle = open_bundle(folder)
+    bundle = runtime.open_bundle(folder)
     if operators is not None:
         _write_operators(bundle, operators, as_json=as_json)
         return
@@ -98,10 +97,10 @@ def inspect_command(
     else:
         _print(about, placed, trial)
     if trial is not None and trial.outcome == "ended":
-        raise FirstLoadError(trial.text)
+        raise runtime.FirstLoadError(trial.text)
 
 
-def _write_operators(bundle: Bundle, file: Path, *, as_json: bool) -> None:
+def _write_operators(bundle: runtime.Bundle, file: Path, *, as_json: bool) -> None:
     from ortolan.runtime.inspect.operators import write_operators
 
     sets: list[dict[str, Any]] = [

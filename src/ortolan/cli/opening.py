@@ -1,42 +1,41 @@
 """Bundles of a command line: a path, or a name on the Hugging Face Hub."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli.progress import Reporter, progress
 from ortolan.hub.client import Listing, list_files
 from ortolan.hub.fetch import kind_of
 from ortolan.hub.name import name_of
 
-if TYPE_CHECKING:  # the runtime is imported when a command runs
-    from ortolan.runtime import Bundle
-
 
 @contextmanager
 def loaded(bundle: str, settings: Mapping[str, Any], kind: Any = None) -> Iterator[Any]:
     """Load a bundle, and show progress until the command has its results."""
-    from ortolan.runtime import load
-
     with progress("load") as steps:
-        model = load(bundle_of(bundle, steps), kind, **settings)
+        model = runtime.load(bundle_of(bundle, steps), kind, **settings)
         steps(click.get_current_context().info_name or "", 0, 1)
         yield model
 
 
-def opened(bundle: str, steps: Reporter, *, isolate: bool, full_check: bool = False) -> "Bundle":
+def opened(
+    bundle: str, steps: Reporter, *, isolate: bool, full_check: bool = False
+) -> runtime.Bundle:
     """Open a bundle for a command that computes with it.
 
     One that is new here is loaded in a subprocess first, as `ortolan.load` does.
     """
-    from ortolan.runtime import open_bundle
     from ortolan.runtime.verification.first_load import pass_first_load
 
-    found = open_bundle(bundle_of(bundle, steps), full_check=full_check)
+    found = runtime.open_bundle(bundle_of(bundle, steps), full_check=full_check)
     if isolate:
         pass_first_load(found)
     return found

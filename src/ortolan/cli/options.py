@@ -1,17 +1,17 @@
 """Arguments and options that several commands share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli.help import section
-
-if TYPE_CHECKING:
-    from ortolan.runtime import Decoder, Sampling, Seq2Seq
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -166,17 +166,13 @@ class SamplingChoice:
 
     def __post_init__(self) -> None:
         """Validate the options before a model is loaded."""
-        from ortolan.runtime import Sampling
+        runtime.Sampling(**self.values)
 
-        Sampling(**self.values)
-
-    def resolve(self, model: "Decoder | Seq2Seq") -> "Sampling | None":
+    def resolve(self, model: runtime.Decoder | runtime.Seq2Seq) -> runtime.Sampling | None:
         """Return the sampling for a model; `None` for greedy decoding."""
-        from ortolan.runtime import Sampling
-
-        base = model.recommended_sampling if self.from_model else Sampling()
+        base = model.recommended_sampling if self.from_model else runtime.Sampling()
         chosen = replace(base, **self.values)
-        return None if chosen == Sampling() else chosen
+        return None if chosen == runtime.Sampling() else chosen
 
 
 def sampling(*, from_model: bool) -> Decorator:

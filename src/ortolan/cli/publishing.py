@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan import files, runtime
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.output import print_json, print_table, size
@@ -17,7 +18,6 @@ from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.hub.name import Name
-    from ortolan.runtime import Bundle
 
 CARD = "README.md"
 
@@ -92,7 +92,7 @@ def publish_command(
     )
 
 
-def _rows(name: Name, groups: Mapping[str, Sequence[Bundle]]) -> list[dict[str, Any]]:
+def _rows(name: Name, groups: Mapping[str, Sequence[runtime.Bundle]]) -> list[dict[str, Any]]:
     return [
         {
             "name": f"{replace(name, part=folder or None)}",
@@ -115,12 +115,11 @@ def _name(repository: str, revision: str | None) -> Name:
     return name
 
 
-def _checked(path: Path) -> list[Bundle]:
+def _checked(path: Path) -> list[runtime.Bundle]:
     """A bundle and those in it, with every hash checked."""
-    from ortolan.runtime import open_bundle
     from ortolan.runtime.bundle.folder import open_parts
 
-    bundle = open_bundle(path, full_check=True)
+    bundle = runtime.open_bundle(path, full_check=True)
     group = [bundle, *open_parts(bundle, full_check=True).values()]
     custom = sorted({form for own in group for form in own.manifest.foreign_operators})
     if custom:
@@ -132,17 +131,15 @@ def _checked(path: Path) -> list[Bundle]:
     return group
 
 
-def _by_folder(groups: Sequence[list[Bundle]]) -> dict[str, list[Bundle]]:
+def _by_folder(groups: Sequence[list[runtime.Bundle]]) -> dict[str, list[runtime.Bundle]]:
     """Bundles and those in them, by their folders in the repository."""
-    from ortolan.runtime import InputError
-
     if len(groups) == 1:
         return {"": groups[0]}
-    found: dict[str, list[Bundle]] = {}
+    found: dict[str, list[runtime.Bundle]] = {}
     for group in groups:
         folder = f"{group[0].manifest.precision}"
         if folder in found:
-            raise InputError(
+            raise runtime.InputError(
                 f"Two of these bundles are {folder}, and a repository has one folder for each "
                 "precision. Publish one of them in another repository."
             )
@@ -150,7 +147,7 @@ def _by_folder(groups: Sequence[list[Bundle]]) -> dict[str, list[Bundle]]:
     return found
 
 
-def _files(folder: str, group: Sequence[Bundle]) -> list[tuple[str, Path]]:
+def _files(folder: str, group: Sequence[runtime.Bundle]) -> list[tuple[str, Path]]:
     """Files of a bundle and of those in it, by their paths in the repository."""
     from ortolan.runtime.bundle.folder import SIGNATURE, files_of
 
@@ -181,18 +178,15 @@ def card_command(
     A repository has the card as README.md, and a folder for each bundle, such as int4, so that
     REPO:int4 is the name of one. `ortolan publish` does all of that.
     """
-    from ortolan import files
-    from ortolan.runtime import open_bundle
-    from ortolan.runtime.errors import InputError
     from ortolan.runtime.inspect.card import model_card
 
-    opened = [open_bundle(bundle) for bundle in bundles]
+    opened = [runtime.open_bundle(bundle) for bundle in bundles]
     text = model_card(opened, base_model=base_model, license_id=license_id, repository=repo)
     if out is None:
         click.echo(text, nl=False)
         return
     if out.exists() and not force:
-        raise InputError(f"{out} exists. Pass --force to replace it.")
+        raise runtime.InputError(f"{out} exists. Pass --force to replace it.")
     with files.replaced(out) as file:
         file.write(text.encode())
 

@@ -5,6 +5,8 @@ memory from the model that then runs. The subprocess holds the lock of the entry
 is killed, no half of a bundle is ever used.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 import msgspec
 
-from ortolan import __version__
+from ortolan import __version__, runtime
 from ortolan.cache import cache_folder, find, kept, key_of, remove, remove_abandoned
 from ortolan.cli.extras import extra
 from ortolan.cli.opening import bundle_of
@@ -170,12 +172,9 @@ def _contents(path: Path) -> Iterator[tuple[Any, ...]]:
 
 def _is_usable(folder: Path, model: str, steps: Reporter) -> bool:
     """Whether a bundle in the cache opens; if not, it is removed."""
-    from ortolan.runtime import open_bundle
-    from ortolan.runtime.errors import BundleError
-
     try:
-        open_bundle(folder)
-    except BundleError as error:
+        runtime.open_bundle(folder)
+    except runtime.BundleError as error:
         steps.note(f"ortolan: the bundle of {model} in the cache is damaged: {error}")
         remove(folder.name)
         return False
@@ -277,7 +276,7 @@ def _listing(job: Job) -> Listing | None:
     return listing
 
 
-def _check_template(job: Job, checkpoint: "Checkpoint") -> None:
+def _check_template(job: Job, checkpoint: Checkpoint) -> None:
     """Refuse to chat with a checkpoint that has no chat template."""
     if job.command != "chat" or any(checkpoint.companion(name) for name in _TEMPLATES):
         return

@@ -1,5 +1,7 @@
 """`ortolan run MODEL [PROMPT | -]`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.inputs import read_stdin
@@ -15,7 +18,6 @@ from ortolan.cli.output import print_json
 from ortolan.cli.progress import progress, prompt_progress
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
 _KINDS = ("decoder", "encoder-decoder")
@@ -79,13 +81,11 @@ def run_command(
     images: tuple[Path, ...],
     sounds: tuple[Path, ...],
     adapter: Path | None,
-    beams: int | None,
-    n_best: int | None,
     first: str | None,
-    length_penalty: float | None,
     settings: dict[str, Any],
     checkpoint: options.CheckpointChoice,
     as_json: bool,
+    **searching: Any,
 ) -> None:
     """Continue PROMPT with MODEL, or standard input if it is - or missing.
 
@@ -96,14 +96,13 @@ def run_command(
     standard output; timings go to standard error.
     """
     from ortolan.cli.ready import ready
-    from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
+    search = _present(**searching)
     adapters = _present(**{options.ADAPTER: adapter})
     with progress("load") as steps:
         folder = ready(model, steps, _KINDS, settings["device"], checkpoint)
-        loaded = load(folder, adapters=adapters, **settings)
-    search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
+        loaded = runtime.load(folder, adapters=adapters, **settings)
     _check_kind(loaded, search | _present(first=first), has_media=bool(images or sounds))
     request = {
         "max_new_tokens": max_new_tokens,
@@ -115,7 +114,8 @@ def run_command(
     }
     if loaded.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    parts = _parts(text, images, sounds)
+    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
+    parts: Any = [*media, text] if media else text
     completion = _generate(loaded, parts, request, search, is_shown=not as_json)
     if as_json:
         where = {"device": loaded.device, "device_reason": loaded.device_reason}
@@ -124,47 +124,40 @@ def run_command(
         _print_end(completion, is_streamed=not search)
 
 
-def _parts(text: str, images: Iterable[Path], sounds: Iterable[Path]) -> Any:
-    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
-    return [*media, text] if media else text
-
-
 def _present(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> "Grammar | None":
-    from ortolan.runtime import Grammar, InputError
-
-    if len(_present(json_schema=json_schema, regex=regex, lark=lark)) > 1:
-        raise InputError("Use only one of --json-schema, --regex and --lark.")
+def _grammar(
+    json_schema: Path | None, regex: str | None, lark: Path | None
+) -> runtime.Grammar | None:
+    if (json_schema, regex, lark).count(None) < 2:
+        raise runtime.InputError("Use only one of --json-schema, --regex and --lark.")
     if json_schema is not None:
-        return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
+        return runtime.Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
     if regex is not None:
-        return Grammar.regex(regex)
-    return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
+        return runtime.Grammar.regex(regex)
+    return None if lark is None else runtime.Grammar.lark(lark.read_text(encoding="utf-8"))
 
 
-def _draft(name: str | None, settings: dict[str, Any]) -> "Draft | None":
-    from ortolan.runtime import Decoder, DraftModel, MtpHead, PromptLookup, load
-
+def _draft(name: str | None, settings: dict[str, Any]) -> Draft | None:
     if name is None:
         return None
     if name == "lookup":
-        return PromptLookup()
+        return runtime.PromptLookup()
     if name == "mtp":
-        return MtpHead()
-    return DraftModel(load(name, Decoder, **settings))
+        return runtime.MtpHead()
+    return runtime.DraftModel(runtime.load(name, runtime.Decoder, **settings))
 
 
 def _generate(
     model: Any, prompt: Any, request: dict[str, Any], search: dict[str, Any], *, is_shown: bool
-) -> "Completion":
+) -> runtime.Completion:
     """Search with beams, or stream a text and print it."""
     if search:
-        best: Completion = model.generate(prompt, **request, **search)
+        best: runtime.Completion = model.generate(prompt, **request, **search)
         return best
-    stream: TextStream = model.stream(prompt, **request)
+    stream: runtime.TextStream = model.stream(prompt, **request)
     with prompt_progress(lambda: stream.prompt_progress) as end_progress:
         for piece in stream:
             end_progress()
@@ -173,7 +166,7 @@ def _generate(
     return stream.completion
 
 
-def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
+def _print_end(completion: runtime.Completion, *, is_streamed: bool) -> None:
     """Print the results of a beam search, with scores if there are several; then figures."""
     print(f"{completion.score:.4f}\t" if completion.alternatives else "", end="")
     print("" if is_streamed else completion.text)
@@ -189,13 +182,12 @@ def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
 
 def _check_kind(model: Any, for_encoder_decoders: Iterable[str], *, has_media: bool) -> None:
     """Reject bundles that do not generate text, and options for other bundles."""
-    from ortolan.runtime import Decoder, InputError, Seq2Seq
     from ortolan.runtime.bundle.manifest import wrong_kind
 
-    if has_media and not isinstance(model, Decoder):
-        raise InputError("--image and --audio are for decoders that read images or sounds.")
-    if not isinstance(model, Decoder | Seq2Seq):
+    is_decoder = isinstance(model, runtime.Decoder)
+    if has_media and not is_decoder:
+        raise runtime.InputError("--image and --audio are for decoders that read images or sounds.")
+    if not isinstance(model, runtime.Decoder | runtime.Seq2Seq):
         raise wrong_kind(model.manifest, what="run", expected="a bundle that writes texts")
-    if isinstance(model, Decoder):
-        for option in for_encoder_decoders:
-            raise InputError(f"--{option.replace('_', '-')} is for encoder-decoders only.")
+    for option in for_encoder_decoders if is_decoder else ():
+        raise runtime.InputError(f"--{option.replace('_', '-')} is for encoder-decoders only.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.opening import loaded
 from ortolan.cli.output import print_json
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     import numpy as np
     from numpy.typing import NDArray
 
-    from ortolan.runtime import Segment, Seq2Seq
 
 BLOCK = 1 << 16  # bytes to read from standard input at once, at most
 
@@ -68,7 +68,11 @@ def transcribe_command(
         _check(model, sound, chosen)
         transcript = None if sound == "-" else model.transcribe(sound, **chosen)
     if transcript is None:
-        _listen(model, rate=rate, as_json=as_json, **chosen)
+        for segment in model.listen(_blocks(), rate=rate, **chosen):
+            if as_json:
+                print(json.dumps(asdict(segment)), flush=True)
+            else:
+                _print_line(segment)
     elif as_json:
         print_json({"sound": sound, **asdict(transcript), "device": model.device})
     elif srt or vtt:
@@ -80,34 +84,27 @@ def transcribe_command(
 
 def _check(model: Any, sound: str, chosen: dict[str, Any]) -> None:
     """Reject models that do not transcribe, and what an encoder or a chat model cannot do."""
-    from ortolan.runtime import Decoder, Encoder
     from ortolan.runtime.bundle.manifest import wrong_kind
 
-    if isinstance(model, Decoder) and not model.manifest.dictation:
+    if isinstance(model, runtime.Decoder) and not model.manifest.dictation:
         raise wrong_kind(model.manifest, what="transcribe", expected="a bundle that reads sounds")
-    if isinstance(model, Encoder | Decoder) and sound == "-":
+    if isinstance(model, runtime.Seq2Seq):
+        return
+    if sound == "-":
         raise click.UsageError(
             "- is for encoder-decoders such as Whisper. This model reads whole sounds: save the "
             "sound first."
         )
-    if isinstance(model, Decoder) and "translate" in chosen:
+    if isinstance(model, runtime.Decoder) and "translate" in chosen:
         raise click.UsageError("--translate is for encoder-decoders such as Whisper. Leave it out.")
-    if isinstance(model, Encoder) and chosen:
+    if isinstance(model, runtime.Encoder) and chosen:
         raise click.UsageError(
             "--language and --translate are for models that write text. This one spells what it "
             "hears. Leave them out."
         )
 
 
-def _listen(model: Seq2Seq, *, as_json: bool, **settings: Any) -> None:
-    for segment in model.listen(_blocks(), **settings):
-        if as_json:
-            print(json.dumps(asdict(segment)), flush=True)
-        else:
-            _print_line(segment)
-
-
-def _print_line(segment: Segment) -> None:
+def _print_line(segment: runtime.Segment) -> None:
     if segment.text:
         print(f"{segment.start:8.2f} {segment.end:8.2f}  {segment.text}", flush=True)
 

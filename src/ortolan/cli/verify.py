@@ -1,11 +1,14 @@
 """`ortolan verify BUNDLE`."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.opening import bundle_of
@@ -48,22 +51,20 @@ def verify_command(
     """
     import msgspec
 
-    from ortolan.runtime import open_bundle, verify
-
     with progress() as steps:
         path = bundle_of(bundle, steps)
         if key is not None:
             with extra("sign", command="verify --key"):
                 from ortolan.signing import check
             check(path, key)
-        report = verify(
+        report = runtime.verify(
             path,
             adapter=adapter,
             **settings,
             progress=partial(steps, "verify"),
         )
     if as_json:
-        own = open_bundle(path).manifest.quality if adapter is None else None
+        own = runtime.open_bundle(path).manifest.quality if adapter is None else None
         quality = own or report.quality
         print_json({**msgspec.to_builtins(report), "quality": msgspec.to_builtins(quality)})
         return int(report.verdict == "FAIL")

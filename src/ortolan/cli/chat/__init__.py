@@ -1,11 +1,14 @@
 """`ortolan chat MODEL`."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.chat.commands import run_command
 from ortolan.cli.chat.questions import question_reader
@@ -50,16 +53,15 @@ def chat_command(
     Questions may also come through a pipe, one per line.
     """
     from ortolan.cli.ready import ready, shown_name
-    from ortolan.runtime import Decoder, Sampling, load
 
     adapters = {} if adapter is None else {options.ADAPTER: adapter}
     with progress("load") as steps:
         folder = ready(model, steps, ("decoder",), settings["device"], checkpoint)
-        decoder = load(folder, Decoder, adapters=adapters, **settings)
+        decoder = runtime.load(folder, runtime.Decoder, adapters=adapters, **settings)
     session = ChatSession(
         model=decoder,
         conversation=decoder.conversation(system=system),
-        sampling=sampling.resolve(decoder) or Sampling(),
+        sampling=sampling.resolve(decoder) or runtime.Sampling(),
         options={
             "max_new_tokens": max_new_tokens,
             "stop": stop,

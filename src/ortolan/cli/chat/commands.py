@@ -1,5 +1,7 @@
 """The commands of `ortolan chat`."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -8,35 +10,34 @@ from typing import Any
 
 import click
 
+from ortolan import runtime
 from ortolan.cli.chat.session import ChatSession, tell
+from ortolan.cli.output import aligned
 
 
 def run_command(text: str, session: ChatSession) -> None:
     """Run a command."""
-    from ortolan.runtime import InputError
-
     name, _, argument = text.strip().partition(" ")
     argument = argument.strip()
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         advice = f"Did you mean {close[0]}?" if close else "Try /help."
-        raise InputError(
+        raise runtime.InputError(
             f"{name} is not a command. {advice} To ask a question that begins with /, put a space "
             "before it."
         )
     run, place, _ = COMMANDS[name]
     if argument and not place:
-        raise InputError(f"{name} has no argument (got {argument!r}).")
+        raise runtime.InputError(f"{name} has no argument (got {argument!r}).")
     if place == "FILE" and not argument:
-        raise InputError(f"{name} needs a file. Write {name} FILE.")
+        raise runtime.InputError(f"{name} needs a file. Write {name} FILE.")
     run(session, argument)
 
 
 def _help(session: ChatSession, _: str) -> None:
-    rows = {f"{name} {place}".rstrip(): text for name, (_, place, text) in COMMANDS.items()}
-    width = max(map(len, rows))
-    for usage, text in rows.items():
-        tell(f"{usage:<{width}}  {text}")
+    rows = [(f"{name} {place}".rstrip(), text) for name, (_, place, text) in COMMANDS.items()]
+    for line in aligned(rows):
+        tell(line)
     tell(NOTES)
 
 
@@ -58,11 +59,9 @@ def _reset(session: ChatSession, _: str) -> None:
 
 
 def _regenerate(session: ChatSession, _: str) -> None:
-    from ortolan.runtime import InputError
-
     messages = session.conversation.messages
     if [message["role"] for message in messages[-2:]] != ["user", "assistant"]:
-        raise InputError("There is no answer to generate again. Ask something first.")
+        raise runtime.InputError("There is no answer to generate again. Ask something first.")
     sampling = session.sampling
     if sampling.temperature == 0 or sampling.seed is not None:
         tell("temperature 0 or a seed repeats the answer; change them with /set")
@@ -75,10 +74,8 @@ def _regenerate(session: ChatSession, _: str) -> None:
 
 
 def _stats(session: ChatSession, _: str) -> None:
-    from ortolan.runtime import InputError
-
     if session.reply is None:
-        raise InputError("There is no answer yet. Ask something first.")
+        raise runtime.InputError("There is no answer yet. Ask something first.")
     completion = session.reply.completion
     timings = completion.timings
     used = timings.prompt_tokens + timings.new_tokens
@@ -93,32 +90,29 @@ def _stats(session: ChatSession, _: str) -> None:
 
 
 def _set(session: ChatSession, argument: str) -> None:
-    from ortolan.runtime import InputError, Sampling
-
-    names = [field.name for field in fields(Sampling)]
+    names = [field.name for field in fields(runtime.Sampling)]
     params = click.get_current_context().command.params  # the same types as on the command line
     types: dict[str, Any] = {param.name: param.type for param in params if param.name in names}
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if not argument:
-        width = max(map(len, types))
-        for option in types:
-            tell(f"{option:<{width}}  {_value_text(getattr(session.sampling, option))}")
+        for line in aligned((own, _shown(getattr(session.sampling, own))) for own in types):
+            tell(line)
         return
     if name not in types:
-        raise InputError(f"/set: expected {', '.join(types)}, got {name}.")
+        raise runtime.InputError(f"/set: expected {', '.join(types)}, got {name}.")
     if not text:
-        raise InputError(f"/set {name} needs a value. Write /set {name} VALUE.")
+        raise runtime.InputError(f"/set {name} needs a value. Write /set {name} VALUE.")
     try:
         value: Any = None if text == "none" else types[name].convert(text, None, None)
     except click.BadParameter as error:
-        raise InputError(f"/set {name}: {error.message}") from error
+        raise runtime.InputError(f"/set {name}: {error.message}") from error
     session.sampling = replace(session.sampling, **{name: value})
-    tell(f"{name} {_value_text(value)}")
+    tell(f"{name} {_shown(value)}")
 
 
-def _value_text(value: object) -> str:
-    return "none" if value is None else str(value)
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value}"
 
 
 def _exit(session: ChatSession, _: str) -> None:

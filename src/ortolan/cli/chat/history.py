@@ -1,9 +1,11 @@
 """The history file of `ortolan chat`: typed questions and commands, one JSON string per line."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
-from ortolan import files
+from ortolan import files, runtime
 
 MOST_ENTRIES = 1000
 
@@ -19,8 +21,6 @@ def history_path() -> Path:
 
 def read_history(path: Path) -> list[str]:
     """Read the entries, oldest first; none if there is no file."""
-    from ortolan.runtime.errors import StateFileError
-
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -32,7 +32,7 @@ def read_history(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        raise StateFileError(
+        raise runtime.StateFileError(
             f"{path} is not a chat history: {error}. Remove it, or chat with --no-history."
         ) from error
     return entries
@@ -44,8 +44,6 @@ def add_to_history(path: Path, entry: str) -> None:
     Reads the file again each time, so that parallel chats keep the entries of all. Entries larger
     than `MOST_BYTES` are skipped.
     """
-    from ortolan.runtime.errors import StateFileError
-
     before = read_history(path)
     newest = _line(entry)
     if before[-1:] == [entry] or len(newest) > MOST_BYTES:
@@ -61,7 +59,7 @@ def add_to_history(path: Path, entry: str) -> None:
         with files.replaced(path, is_private=True, is_synced=False) as file:
             file.write(b"".join(reversed(lines)))
     except OSError as error:
-        raise StateFileError(
+        raise runtime.StateFileError(
             f"{path}: cannot write the chat history: {error}. Chat with --no-history."
         ) from error
 

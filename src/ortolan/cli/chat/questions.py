@@ -1,5 +1,7 @@
 """Reads the questions and commands of `ortolan chat`, typed or piped."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os
@@ -9,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from ortolan import runtime
 from ortolan.cli.chat.history import add_to_history, history_path, read_history
 from ortolan.errors import OrtolanError
 
@@ -90,8 +93,6 @@ def _load_history(readline: ModuleType, tell: Callable[[str], None]) -> Path | N
 
 def _read(prompt: str, next_prompt: str) -> str:
     """Read a question: a line, several lines that end with a backslash, or a block."""
-    from ortolan.runtime.errors import InputError
-
     lines: list[str] = []
     is_block = False
     while True:
@@ -104,7 +105,7 @@ def _read(prompt: str, next_prompt: str) -> str:
                 raise
             return "\n".join(lines)
         except UnicodeDecodeError as error:
-            raise InputError(
+            raise runtime.InputError(
                 f"Standard input must be UTF-8 text (got byte 0x{error.object[error.start]:02x})."
             ) from error
         except KeyboardInterrupt:

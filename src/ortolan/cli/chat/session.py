@@ -1,5 +1,7 @@
 """The state of a chat on the command line: it asks the model and prints the answers."""
 
+from __future__ import annotations
+
 import shutil
 import signal
 import sys
@@ -7,26 +9,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ortolan import runtime
 from ortolan.cli.chat.word_wrap import WordWrap
 from ortolan.cli.progress import prompt_progress
 from ortolan.cli.streams import visible
-
-if TYPE_CHECKING:
-    from ortolan.runtime import Conversation, Decoder, Reply, Sampling
 
 
 @dataclass(kw_only=True)
 class ChatSession:
     """The state of a chat; commands read and change it."""
 
-    model: "Decoder"
-    conversation: "Conversation"
-    sampling: "Sampling"
+    model: runtime.Decoder
+    conversation: runtime.Conversation
+    sampling: runtime.Sampling
     options: dict[str, Any]
     is_terminal: bool
-    reply: "Reply | None" = None
+    reply: runtime.Reply | None = None
 
     def ask(self, question: str) -> None:
         """Print an answer as it is generated. Ctrl-C at a terminal stops it and keeps the text."""
