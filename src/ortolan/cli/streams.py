@@ -7,8 +7,8 @@ terminal, or imitate one.
 import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 # Characters that change the display order of others (Unicode Standard Annex 9)
@@ -29,44 +29,28 @@ def visible(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-class _Guarded(io.TextIOWrapper):
-    """A text stream that escapes control characters."""
+class _Guarded:
+    """A text stream that escapes control characters, and what it cannot encode."""
 
-    escapes: dict[int, str]
+    def __init__(self, stream: TextIO, escapes: dict[int, str]) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        self._stream, self._escapes = stream, escapes
 
     def write(self, text: str) -> int:
-        """Write a text with its control characters escaped."""
-        super().write(text.translate(self.escapes))
+        self._stream.write(text.translate(self._escapes))
         return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Replace `sys.stdout` and `sys.stderr` by guarded streams for the duration of a command.
-
-    Characters that cannot be encoded are escaped too.
-    """
-    before = sys.stdout, sys.stderr
-    sys.stdout = _guarded(sys.stdout, _ESCAPES)
-    sys.stderr = _guarded(sys.stderr, _ESCAPES_OF_PROGRESS)
-    try:
+    """Replace `sys.stdout` and `sys.stderr` by guarded streams for the duration of a command."""
+    out, err = _Guarded(sys.stdout, _ESCAPES), _Guarded(sys.stderr, _ESCAPES_OF_PROGRESS)
+    with redirect_stdout(out), redirect_stderr(err):
         yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Guarded):
-                stream.detach()  # or it would close the original's buffer
-        sys.stdout, sys.stderr = before
-
-
-def _guarded(stream: TextIO, escapes: dict[int, str]) -> TextIO:
-    if not isinstance(stream, io.TextIOWrapper):
-        return stream
-    guarded = _Guarded(
-        stream.buffer,
-        encoding=stream.encoding,
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-    guarded.escapes = escapes
-    return guarded
