@@ -28,13 +28,10 @@ def build_app(settings: Settings) -> Starlette:
 
     Its `state.models` are the models.
     """
-    models = Models(
-        settings.bundles,
-        adapters=settings.adapters,
-        load_options=settings.load,
-        serve_options=settings.serve,
-        shutdown_timeout_s=settings.shutdown_timeout_s,
-    )
+    models = Models(settings)
+    store = Store(max_entries=settings.max_stored_responses, max_bytes=settings.max_stored_bytes)
+    page = page_routes()
+    open_paths = {route.path for route in page} | {e.path for e in ENDPOINTS if e.is_open}
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -44,38 +41,6 @@ def build_app(settings: Settings) -> Starlette:
         finally:
             await models.close()
 
-    store = Store(max_entries=settings.max_stored_responses, max_bytes=settings.max_stored_bytes)
-    page = page_routes()
-    app = Starlette(
-        routes=[*_routes(models, store, settings), *page],
-        lifespan=lifespan,
-        middleware=_middleware(settings, {route.path for route in page}),
-        exception_handlers={HTTPException: _http_error},
-    )
-    app.state.models = models
-    return app
-
-
-def _routes(models: Models, store: Store, settings: Settings) -> list[Route]:
-    return [
-        Route(
-            endpoint.path,
-            EndpointApp(endpoint, models, store, settings),
-            methods=[endpoint.method],
-        )
-        for endpoint in ENDPOINTS
-    ]
-
-
-def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
-    guard = Middleware(
-        Guard,
-        keys=settings.keys,
-        hosts=settings.hosts,
-        origins=settings.origins,
-        open_paths=page_paths.union(e.path for e in ENDPOINTS if e.is_open),
-        root_path=settings.root_path,
-    )
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=settings.origins,
@@ -83,8 +48,24 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
         allow_headers=["*"],  # clients send headers of their own, such as X-Stainless-Lang
         expose_headers=["Retry-After", "Retry-After-Ms", "X-Request-Id"],
     )
-    log = Middleware(AccessLog, log_prompts=settings.log_prompts)
-    return [log, *([cross_origin] if settings.origins else []), guard]
+    app = Starlette(
+        routes=[
+            *(
+                Route(e.path, EndpointApp(e, models, store, settings), methods=[e.method])
+                for e in ENDPOINTS
+            ),
+            *page,
+        ],
+        lifespan=lifespan,
+        middleware=[
+            Middleware(AccessLog, log_prompts=settings.log_prompts),
+            *([cross_origin] if settings.origins else []),
+            Middleware(Guard, settings=settings, open_paths=open_paths),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.models = models
+    return app
 
 
 def _near_path(request: Request) -> str:

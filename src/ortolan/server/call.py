@@ -4,27 +4,20 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import Reply, Ticket
 from ortolan.runtime.errors import ContextLengthError, MemoryPlanError
+from ortolan.runtime.serving.ticket import BaseTicket, EncoderTicket
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
 
-
-class Cancellable(Protocol):
-    """A ticket of a service."""
-
-    def cancel(self) -> None:
-        """End the request; after its end, do nothing."""
+R = TypeVar("R")
+C = TypeVar("C", bound=BaseTicket[Any, Any])
 
 
-C = TypeVar("C", bound=Cancellable)
-
-
-class Call:
+class Call(AsyncExitStack):
     """A request, and what it holds until its answer is sent: a model and tickets.
 
     Attributes:
@@ -37,18 +30,18 @@ class Call:
     def __init__(
         self, path: Mapping[str, str], query: Mapping[str, str], models: Models, store: Store
     ) -> None:
+        super().__init__()
         self.path = path
         self.query = query
         self.models = models
         self.store = store
         self.notes: dict[str, Any] = {}
         self.body = b""
-        self._tickets: list[Any] = []
-        self._held = AsyncExitStack()
+        self._tickets: list[BaseTicket[Any, Any]] = []
 
     async def model(self, name: str | None) -> ServedModel:
         """Return a model, loaded if necessary, which stays loaded until the call ends."""
-        model = await self._held.enter_async_context(self.models.use(name))
+        model = await self.enter_async_context(self.models.use(name))
         self.notes["model"] = model.name
         return model
 
@@ -78,6 +71,12 @@ class Call:
                 raise
         return await self.submit(partial(submit, None))
 
+    async def encoded(self, submit: Callable[[], EncoderTicket[R]]) -> tuple[R, int]:
+        """Submit a request of an encoder. Returns its result, and the number of tokens."""
+        (ticket,) = await self.submit(lambda: [submit()])
+        self.notes["prompt_tokens"] = ticket.tokens
+        return await ticket, ticket.tokens
+
     async def _submitted(self, submit: Callable[[], list[C]]) -> list[C]:
         work = asyncio.ensure_future(asyncio.to_thread(submit))
         try:
@@ -86,7 +85,7 @@ class Call:
             with suppress(Exception):  # a thread cannot be stopped, but what it submitted can
                 _cancel(await work)
             raise
-        self._held.callback(_cancel, tickets)
+        self.callback(_cancel, tickets)
         self._tickets += tickets
         return tickets
 
@@ -98,19 +97,8 @@ class Call:
         """Texts generated for the call, complete or not, for the log."""
         return [_text(ticket) for ticket in self._tickets if isinstance(ticket, Ticket)]
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._held.aclose()
-
-
-def _cancel(tickets: Iterable[Cancellable]) -> None:
+def _cancel(tickets: Iterable[BaseTicket[Any, Any]]) -> None:
     for ticket in tickets:
         ticket.cancel()
 

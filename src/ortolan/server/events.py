@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import StreamingResponse
+from starlette.types import Send
 
 from ortolan.server.errors import ApiError, error_body
 
@@ -39,7 +40,7 @@ class EventStream(StreamingResponse, Generic[E]):
         self._last = last
         self._is_quiet = True
 
-    async def stream_response(self, send: Any) -> None:
+    async def stream_response(self, send: Send) -> None:
         """Send all events."""
         comments = asyncio.create_task(self._keep_alive(send))
         try:
@@ -51,11 +52,11 @@ class EventStream(StreamingResponse, Generic[E]):
         finally:
             comments.cancel()
 
-    async def fail(self, error: ApiError, send: Any) -> None:
+    async def fail(self, error: ApiError, send: Send) -> None:
         """Send an error as the last event."""
         await self._send(event(error_body(error)), send, is_last=True)
 
-    async def _keep_alive(self, send: Any) -> None:
+    async def _keep_alive(self, send: Send) -> None:
         """One task for all events: a timeout for each would cost as much as the event."""
         while True:
             self._is_quiet = True
@@ -63,7 +64,7 @@ class EventStream(StreamingResponse, Generic[E]):
             if self._is_quiet:
                 await self._send(KEEP_ALIVE, send)
 
-    async def _send(self, data: Any, send: Any, *, is_last: bool = False) -> None:
+    async def _send(self, data: Any, send: Send, *, is_last: bool = False) -> None:
         if not self.has_started:
             self.has_started = True
             headers = self.raw_headers

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ortolan.server.body_reader import BodyReader
 from ortolan.server.call import Call
@@ -86,7 +87,7 @@ class EndpointApp:
         body = endpoint.body
         self._reader = None if body is None else BodyReader(body, endpoint.media_type, settings)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
         call = Call(request.path_params, request.query_params, self._models, self._store)
@@ -108,7 +109,13 @@ class EndpointApp:
             return
         except TimeoutError:
             call.notes["ended"] = "timeout"
-            failure = _out_of_time(self._timeout_s)
+            failure = ApiError(
+                f"The request took longer than {self._timeout_s:g} s. Ask for fewer tokens.",
+                type="server_error",
+                code="request-timeout",
+                headers={"x-should-retry": "false"},
+                status=504,
+            )
         except asyncio.CancelledError:  # only the end of the server cancels this task
             call.notes["ended"] = "stopped"
             failure = STOPPED
@@ -132,7 +139,7 @@ class EndpointApp:
         return self._endpoint.handler(call, body)
 
 
-async def _unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T:
+async def _unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Wait for a result, or cancel it when the client has closed the connection."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
@@ -146,19 +153,9 @@ async def _unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnected(receive: Any) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _out_of_time(seconds: float) -> ApiError:
-    return ApiError(
-        f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
-        type="server_error",
-        code="request-timeout",
-        headers={"x-should-retry": "false"},
-        status=504,
-    )
 
 
 STOPPED = ApiError(

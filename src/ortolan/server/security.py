@@ -1,52 +1,39 @@
 """Who may call: keys, host names and web origins, checked before anything is read."""
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Set
 from hashlib import sha256
-from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from ortolan.server.errors import ApiError, error_response
+from ortolan.server.settings import Settings
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine."""
-
-App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
 class Guard:
     """ASGI middleware that rejects calls from the wrong place or without a key."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        keys: Iterable[str],
-        hosts: Iterable[str],
-        origins: Iterable[str],
-        open_paths: Iterable[str],
-        root_path: str = "",
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, open_paths: Set[str]) -> None:
         self._app = app
-        self._digests = [sha256(key.encode()).digest() for key in keys]
-        self._hosts = frozenset(hosts)
-        self._origins = frozenset(origins)
-        self._open_paths = frozenset(open_paths)
-        self._root_path = root_path
+        self._settings = settings
+        self._digests = [sha256(key.encode()).digest() for key in settings.keys]
+        self._open_paths = open_paths
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
-            self._check(scope)
+            if scope["type"] == "http":
+                self._check(scope)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: MutableMapping[str, Any]) -> None:
+    def _check(self, scope: Scope) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise ApiError(
@@ -56,7 +43,7 @@ class Guard:
                 headers={"connection": "close"},
             )
         host = headers.get(b"host", "")
-        if self._hosts and _host_name(host) not in self._hosts:
+        if self._settings.hosts and _host_name(host) not in self._settings.hosts:
             raise ApiError(
                 f"The server does not answer for the host {host[:100]!r}. Start it with "
                 "--allow-host.",
@@ -64,20 +51,18 @@ class Guard:
                 status=403,
             )
         origin = headers.get(b"origin")
-        if origin is not None and not self._is_allowed(origin, host):
+        origins = self._settings.origins
+        if origin is not None and origin not in origins and urlsplit(origin).netloc != host:
             raise ApiError(
                 f"Web pages of {origin[:100]!r} may not call the server. Start it with "
                 "--allow-origin.",
                 code="origin",
                 status=403,
             )
-        path = scope["path"].removeprefix(self._root_path)
+        path = scope["path"].removeprefix(self._settings.root_path)
         is_open = path in self._open_paths or scope.get("method") == "OPTIONS"
         if self._digests and not is_open:
             self._check_key(headers)
-
-    def _is_allowed(self, origin: str, host: str) -> bool:
-        return origin in self._origins or urlsplit(origin).netloc == host
 
     def _check_key(self, headers: dict[bytes, str]) -> None:
         kind, _, token = headers.get(b"authorization", "").partition(" ")

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ortolan.runtime.loading import LoadOptions
-    from ortolan.runtime.serving.service import ServeOptions
+from ortolan.runtime.loading import LoadOptions
+from ortolan.runtime.serving.service import ServeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +47,5 @@ class Settings:
     log_prompts: bool = False
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 << 20
-    load: "LoadOptions" = field(default_factory=lambda: _no_load_options())
-    serve: "ServeOptions" = field(default_factory=lambda: _no_serve_options())
-
-
-def _no_load_options() -> "LoadOptions":
-    return {}
-
-
-def _no_serve_options() -> "ServeOptions":
-    return {}
+    load: LoadOptions = field(default_factory=LoadOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)

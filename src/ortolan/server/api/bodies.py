@@ -17,6 +17,9 @@ C = TypeVar("C")
 Limit = Annotated[int, msgspec.Meta(ge=-1)]
 """Maximum number of new tokens; clients send -1 for no limit."""
 
+Inputs = str | Annotated[list[str | int | list[int]], msgspec.Meta(min_length=1)]
+"""A text, token ids, or a list of either."""
+
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body. Unknown fields are errors: no option is ignored.
@@ -131,13 +134,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _PARAMETERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 
@@ -166,13 +164,9 @@ def options_of(
     }
 
 
-def listed(name: str, value: Any) -> list[Any]:
-    """The inputs of a field that is a text, token ids, or a list of either."""
-    if isinstance(value, str):
-        return [value]
-    if not value:
-        raise ApiError(f"{name} must not be an empty list.", param=name)
-    return [value] if isinstance(value[0], int) else value
+def listed(inputs: Any) -> list[Any]:
+    """The single inputs: texts, or lists of token ids."""
+    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
 
 
 async def grammar_of(

@@ -12,7 +12,7 @@ import msgspec
 from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.limits import MAX_SEED
-from ortolan.server.api.bodies import ChoicesFields, grammar_of, listed, options_of
+from ortolan.server.api.bodies import ChoicesFields, Inputs, grammar_of, listed, options_of
 from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import TextLogprobs, TextLogprobsWriter
 from ortolan.server.call import Call
@@ -32,7 +32,7 @@ Finish = Literal["stop", "length"]
 class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     """Body of a completion. A prompt is text or token ids; a list of them is a batch."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Inputs
     logprobs: int | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
@@ -62,7 +62,7 @@ async def create(call: Call, body: CompletionBody) -> TextCompletion | EventStre
     served.expect("decoder", "encoder-decoder", what="complete a prompt")
     if body.echo:
         served.expect("decoder", what="echo a prompt")
-    prompts, count = listed("prompt", body.prompt), 1 if body.n is None else body.n
+    prompts, count = listed(body.prompt), 1 if body.n is None else body.n
     if not 1 <= count * len(prompts) <= MAX_CHOICES:
         raise ApiError(
             f"A body may ask for 1 to {MAX_CHOICES} choices (got {len(prompts)} prompts "

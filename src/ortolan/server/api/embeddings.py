@@ -5,16 +5,17 @@ Source: https://platform.openai.com/docs/api-reference/embeddings
 
 import asyncio
 import base64
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.server.api.bodies import Body, listed
-from ortolan.server.api.vectors import InputUsage, embedded, expect_texts
+from ortolan.runtime.bundle.text_source import TextSource
+from ortolan.server.api.bodies import Body, Inputs, listed
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
+from ortolan.server.models import ServedModel
 
 
 class EmbeddingsBody(Body, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +28,7 @@ class EmbeddingsBody(Body, kw_only=True, forbid_unknown_fields=True):
         truncate: cut texts that are too long, at the end.
     """
 
-    input: str | list[str | int | list[int]]
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
@@ -40,6 +41,13 @@ class Embedding(msgspec.Struct, kw_only=True):
     index: int
     embedding: list[float] | str
     object: Literal["embedding"] = "embedding"
+
+
+class InputUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a request without completions."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 class Embeddings(msgspec.Struct, kw_only=True):
@@ -63,16 +71,33 @@ async def create(call: Call, body: EmbeddingsBody) -> Embeddings:
             param="dimensions",
         )
     vectors_NW, tokens = await embedded(
-        call,
-        served,
-        listed("input", body.input),
-        prompt=body.prompt_name,
-        truncate=bool(body.truncate),
+        call, served, listed(body.input), body.prompt_name, truncate=bool(body.truncate)
     )
     return Embeddings(
         model=served.name,
         data=await asyncio.to_thread(_encoded, vectors_NW, body.encoding_format),
         usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
+
+
+def expect_texts(served: ServedModel, *, what: str) -> TextSource:
+    """Return the source of an encoder of texts."""
+    served.expect("encoder", what=what)
+    source = served.model.manifest.source
+    if not isinstance(source, TextSource):
+        raise ApiError(
+            f"The model {served.name!r} reads images, and the server accepts texts only.",
+            param="model",
+        )
+    return source
+
+
+async def embedded(
+    call: Call, served: ServedModel, inputs: list[Any], prompt: str | None, *, truncate: bool
+) -> tuple[NDArray[np.float32], int]:
+    """Return the vectors of inputs, float32 `(inputs, width)`, and the number of tokens."""
+    return await call.encoded(
+        lambda: served.service.embed(inputs, prompt=prompt, truncate=truncate)
     )
 
 

@@ -44,7 +44,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 async def list_models(call: Call) -> ModelList:
     """List the models."""
-    return ModelList(data=[_card(call, name) for name in call.models.names])
+    return ModelList(data=[_card(call, name) for name in call.models.entries])
 
 
 async def get_model(call: Call) -> ModelCard:
@@ -53,17 +53,17 @@ async def get_model(call: Call) -> ModelCard:
 
 
 def _card(call: Call, name: str) -> ModelCard:
-    manifest = call.models.manifest(name)
-    adapter = call.models.adapter(name)
+    _, entry = call.models.entry(name)
+    manifest, adapter = entry.manifest, entry.adapter
     quality = (manifest if adapter is None else adapter.manifest).quality
     return ModelCard(
         id=name,
-        created=call.models.created(name),
-        loaded=call.models.is_loaded(name),
+        created=int((entry.path / "manifest.json").stat().st_mtime),
+        loaded=any(served.name == entry.bundle for served in call.models.loaded),
         kind=manifest.kind,
         context_length=manifest.context_length,
         precision=manifest.precision,
         quality=None if quality is None else msgspec.to_builtins(quality),
         unverified=manifest.unverified,
-        parent=None if adapter is None else call.models.bundle(name),
+        parent=None if adapter is None else entry.bundle,
     )

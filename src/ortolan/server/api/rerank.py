@@ -6,17 +6,16 @@ them apart, and the score is the cosine of their angle. The answer says which.
 Source: https://jina.ai/reranker
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ortolan.runtime import Classification
 from ortolan.runtime.bundle.text_source import TextSource
-from ortolan.runtime.serving.ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
-from ortolan.server.api.vectors import InputUsage, embedded, expect_texts, unit_rows
+from ortolan.server.api.embeddings import InputUsage, embedded, expect_texts
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
@@ -41,8 +40,8 @@ class RerankBody(Body, kw_only=True, forbid_unknown_fields=True):
     """
 
     query: str
-    documents: list[str | Document]
-    top_n: int | None = None
+    documents: Annotated[list[str | Document], msgspec.Meta(min_length=1)]
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
 
@@ -74,16 +73,12 @@ async def create(call: Call, body: RerankBody) -> Ranking:
     served = await call.model(body.model)
     source = expect_texts(served, what="rerank")
     texts = [d if isinstance(d, str) else d.text for d in body.documents]
-    count = len(texts) if body.top_n is None else body.top_n
-    if not texts or count < 1:
-        name = "top_n" if texts else "documents"
-        raise ApiError(f"{name} must not be empty or 0.", param=name)
     is_embedder = served.model.manifest.output.kind == "embedding"
     if is_embedder:
         scores, tokens = await _cosines(call, served, source, body, texts)
     else:
         scores, tokens = await _paired(call, served, body, texts)
-    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:count]
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])
     return Ranking(
         model=served.name,
         method="cosine" if is_embedder else "cross-encoder",
@@ -93,7 +88,7 @@ async def create(call: Call, body: RerankBody) -> Ranking:
                 relevance_score=scores[index],
                 document=Document(text=texts[index]) if body.return_documents else msgspec.UNSET,
             )
-            for index in order
+            for index in order[: body.top_n]
         ],
         usage=InputUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
@@ -103,22 +98,18 @@ async def _cosines(
     call: Call, served: ServedModel, source: TextSource, body: RerankBody, texts: list[str]
 ) -> tuple[list[float], int]:
     """The cosine of query and document, and the number of tokens."""
-    truncate = bool(body.truncate)
-    of_query = _prompt(source, ("query",))
-    of_document = _prompt(source, DOCUMENT_PROMPTS)
-    query_1W, query_tokens = await embedded(
-        call, served, [body.query], prompt=of_query, truncate=truncate
-    )
-    documents_NW, tokens = await embedded(
-        call, served, texts, prompt=of_document, truncate=truncate
-    )
-    scores_N = unit_rows(documents_NW) @ unit_rows(query_1W)[0]
+
+    async def units(inputs: list[str], *names: str) -> tuple[NDArray[np.float32], int]:
+        """Vectors of length 1, with the first of these prompts that the model has."""
+        prompt = next((name for name in names if name in source.prompts), None)
+        rows_NW, tokens = await embedded(call, served, inputs, prompt, truncate=bool(body.truncate))
+        lengths_N1 = np.linalg.norm(rows_NW, axis=1, keepdims=True)
+        return rows_NW / np.maximum(lengths_N1, np.finfo(np.float32).tiny), tokens
+
+    query_1W, query_tokens = await units([body.query], "query")
+    documents_NW, tokens = await units(texts, *DOCUMENT_PROMPTS)
+    scores_N = documents_NW @ query_1W[0]
     return scores_N.astype(np.float64).tolist(), query_tokens + tokens
-
-
-def _prompt(source: TextSource, names: Sequence[str]) -> str | None:
-    """The first of these prompts that the model has; `None` for its default."""
-    return next((name for name in names if name in source.prompts), None)
 
 
 async def _paired(
@@ -131,11 +122,9 @@ async def _paired(
             "a classifier of pairs with a single label.",
             param="model",
         )
-
-    def submit() -> list[EncoderTicket[list[Classification]]]:
-        pairs = [(body.query, text) for text in texts]
-        return [served.service.classify(pairs, truncate=bool(body.truncate))]
-
-    (ticket,) = await call.submit(submit)
-    call.notes["prompt_tokens"] = ticket.tokens
-    return [float(each.score) for each in await ticket], ticket.tokens
+    pairs = [(body.query, text) for text in texts]
+    classified: list[Classification]
+    classified, tokens = await call.encoded(
+        lambda: served.service.classify(pairs, truncate=bool(body.truncate))
+    )
+    return [float(each.score) for each in classified], tokens

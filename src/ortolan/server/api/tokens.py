@@ -97,7 +97,7 @@ async def tokenizer_info(call: Call) -> dict[str, Any]:
         for name, token in ids.items()
     }
     try:
-        template = served.model.chat_template.source if served.kind == "decoder" else None
+        template = served.model.chat_template.source if served.model.kind == "decoder" else None
     except ChatTemplateError:
         template = None
     return {
