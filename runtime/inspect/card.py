@@ -7,9 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -104,14 +102,13 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
-    hears = isinstance(manifest.source, AudioSource | WaveSource)
-    if (hears and manifest.model_kind.has_decoder) or manifest.dictation:
+    medium = "texts" if manifest.source is None else manifest.source.medium
+    if (medium == "sounds" and manifest.model_kind.has_decoder) or manifest.dictation:
         return "automatic-speech-recognition"
     if manifest.texts is not None:
         return "zero-shot-image-classification"
     of_text, of_images = _TASKS[kind]
-    reads_images = isinstance(manifest.source, ImageSource | PatchSource) or bool(manifest.images)
-    return of_images if reads_images else of_text
+    return of_images if medium == "images" or manifest.images else of_text
 
 
 def _purpose(manifest: Manifest, base_model: str | None) -> str:
@@ -149,15 +146,12 @@ def _repository(manifest: Manifest) -> str | None:
 
 def use_of(manifest: Manifest, model: str) -> str | None:
     """A command that uses a bundle, called `model`, for its task; `None` if there is none."""
-    has_symbols = manifest.output is not None and bool(manifest.output.labels)
-    can_read = (
-        manifest.tokenizer is not None
-        or isinstance(manifest.source, ImageSource | PatchSource)
-        or has_symbols
-    )
-    use = _USES.get(_task(manifest))
-    gives_states = manifest.output is not None and manifest.output.kind == "states"
-    return f"ortolan {use.format(model=model)}" if use and can_read and not gives_states else None
+    output, use = manifest.output, _USES.get(_task(manifest))
+    reads_images = manifest.source is not None and manifest.source.medium == "images"
+    can_read = manifest.tokenizer is not None or reads_images or (output and output.labels)
+    if use is None or not can_read or (output and output.kind == "states"):
+        return None
+    return f"ortolan {use.format(model=model)}"
 
 
 def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:

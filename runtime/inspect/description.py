@@ -18,6 +18,12 @@ _PLAIN = "ai.onnx::Softmax"
 """Counts attention that is spelled out in plain operators."""
 
 
+_OF_MANIFEST = (
+    *("kind", "takes", "gives", "attention_maps", "has_head", "precision", "devices"),
+    *("unverified", "quality", "context_length", "vocab_size"),
+)
+
+
 class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
     """Equal attention nodes of a graph.
 
@@ -104,19 +110,9 @@ def describe(
     reads = {role: graph.places for role, graph in bundle.graphs.items()}
     elsewhere = set().union(*(places for role, places in reads.items() if role != "prefill"))
     return Description(
-        kind=manifest.kind,
-        takes=manifest.takes,
-        gives=manifest.gives,
+        **{name: getattr(manifest, name) for name in _OF_MANIFEST},
         labels=() if manifest.output is None else manifest.output.labels,
-        attention_maps=manifest.attention_maps,
-        has_head=manifest.has_head,
-        precision=manifest.precision,
         model_type=manifest.provenance.model_type,
-        devices=manifest.devices,
-        unverified=manifest.unverified,
-        quality=manifest.quality,
-        context_length=manifest.context_length,
-        vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),
         weight_bytes=plan.weights,
         prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - elsewhere),
@@ -152,7 +148,7 @@ def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDe
     kinds: Counter[Any] = Counter(
         (node.operator, tuple(sorted(node.attributes.items()))) for node in graph.attention
     )
-    kinds.update({(_PLAIN, ()): graph.operators.get(_PLAIN, 0)})
+    kinds += Counter({(_PLAIN, ()): graph.operators.get(_PLAIN, 0)})
     return GraphDescription(
         file=name,
         bytes=files[name],
@@ -165,7 +161,6 @@ def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDe
                 count=count,
             )
             for (operator, attributes), count in kinds.items()
-            if count > 0
         ),
     )
 

@@ -16,6 +16,51 @@ LinearAttention come from the kernels' source (contrib_ops/cuda/bert).
 
 from typing import NamedTuple
 
+_TABLE = """
+types of the CPU      | types of CUDA                | operators
+numbers               | numbers halves               | Add Div Mul Sub
+numbers               | float32 float16              | Abs
+numbers               | float32 float16 counts       | GreaterOrEqual Less LessOrEqual
+numbers               | float32 halves counts uint8  | Where
+numbers bool          | float32 float16 counts bool  | Equal
+numbers bool          |                              | ReduceMax
+numbers float16       | float32 float16              | Max
+numbers float16       | float32 float16 int64 bytes  | Clip
+numbers float16 bool  | numbers halves bool          | Expand
+numbers halves bool   | numbers halves bool          | Concat Gather GatherElements Identity Reshape
+numbers halves bool   | numbers halves bool          | Shape Slice Split Squeeze Unsqueeze
+numbers halves bool   | numbers halves bool          | TensorScatter
+numbers halves bool   | float32 halves int64 bool    | GatherND
+numbers halves bool nibbles | numbers halves bool    | Cast Transpose
+bool                  | bool                         | And Not
+float32               | float32 halves               | Conv Gelu Gemm Sigmoid Softmax Tanh
+float32               | float32 halves               | ms:FusedMatMul ms:MoE
+float32               | float32 float16              | ms:CausalConvWithState ms:LinearAttention
+float32               |                              | ms:DynamicQuantizeMatMul
+float32 counts        | float32 halves               | MatMul
+float32 counts        | float32 counts               | Range
+float32 counts        | float32 float16 int32        | ReduceL2
+float32 counts        | float32 halves int32         | ReduceMean
+float32 counts        | float32 halves counts        | ReduceSum
+float32 int32 int8    | float32 halves               | Relu
+float32 float16       | float32 halves               | Attention RMSNormalization RotaryEmbedding
+float32 float16       | float32 halves               | ms:GatherBlockQuantized ms:MatMulNBits
+float32 float16       | float32 float16              | DequantizeLinear
+float32 float16       | halves                       | ms:GroupQueryAttention ms:QMoE
+float32 float16       |                              | QuantizeLinear
+float32 halves        | float32 halves               | LayerNormalization
+float32 halves        | float32 halves               | ms:SkipSimplifiedLayerNormalization
+bytes                 |                              | ms:MatMulIntegerToFloat
+"""
+
+_GROUPS = {
+    "bytes": "int8 uint8",
+    "counts": "int64 int32",
+    "halves": "float16 bfloat16",
+    "nibbles": "int4 uint4",
+    "numbers": "float32 int64 int32 int8 uint8",
+}
+
 
 class Kernels(NamedTuple):
     """Element types with a kernel, by device."""
@@ -25,94 +70,24 @@ class Kernels(NamedTuple):
 
 
 def _types(names: str) -> frozenset[str]:
-    return frozenset(names.split())
+    return frozenset(" ".join(_GROUPS.get(name, name) for name in names.split()).split())
 
 
-_NONE = _types("")
-_SINGLE = _types("float32")
-_HALVES = _types("float16 bfloat16")
-_FLOATS = _SINGLE | _HALVES
-_BOOL = _types("bool")
-_COUNTS = _types("int64 int32")
-_NUMBERS = _SINGLE | _COUNTS | _types("int8 uint8")
-_ALL = _NUMBERS | _HALVES | _BOOL
-_NIBBLES = _types("int4 uint4")
+def _operator(name: str) -> str:
+    return name.replace("ms:", "com.microsoft::") if ":" in name else f"ai.onnx::{name}"
 
-TYPES = _ALL | _NIBBLES
-"""Element types that the table covers."""
 
-_ELEMENTWISE = Kernels(_NUMBERS, _NUMBERS | _HALVES)
-_MOVES = Kernels(_ALL, _ALL)
-_PRODUCT = Kernels(_SINGLE, _FLOATS)
-_COMPARISON = Kernels(_NUMBERS, _COUNTS | _types("float32 float16"))
-_NORM = Kernels(_FLOATS, _FLOATS)
-_RECURRENT = Kernels(_SINGLE, _types("float32 float16"))
-_TWO_FLOATS = Kernels(_types("float32 float16"), _FLOATS)
+_ROWS = [line.split("|") for line in _TABLE.strip().splitlines()[1:]]
 
-KERNELS: dict[str, Kernels] = {
-    "ai.onnx::Abs": Kernels(_NUMBERS, _types("float32 float16")),
-    "ai.onnx::Add": _ELEMENTWISE,
-    "ai.onnx::And": Kernels(_BOOL, _BOOL),
-    "ai.onnx::Attention": _TWO_FLOATS,
-    "ai.onnx::Cast": Kernels(TYPES, _ALL),
-    "ai.onnx::Clip": Kernels(
-        _NUMBERS | _types("float16"), _types("float32 float16 int64 int8 uint8")
-    ),
-    "ai.onnx::Concat": _MOVES,
-    "ai.onnx::Conv": _PRODUCT,
-    "ai.onnx::DequantizeLinear": Kernels(_types("float32 float16"), _types("float32 float16")),
-    "ai.onnx::Div": _ELEMENTWISE,
-    "ai.onnx::Equal": Kernels(_NUMBERS | _BOOL, _COUNTS | _BOOL | _types("float32 float16")),
-    "ai.onnx::Expand": Kernels(_ALL - _types("bfloat16"), _ALL),
-    "ai.onnx::Gather": _MOVES,
-    "ai.onnx::GatherElements": _MOVES,
-    "ai.onnx::GatherND": Kernels(_ALL, _FLOATS | _BOOL | _types("int64")),
-    "ai.onnx::Gelu": _PRODUCT,
-    "ai.onnx::Gemm": _PRODUCT,
-    "ai.onnx::GreaterOrEqual": _COMPARISON,
-    "ai.onnx::Identity": _MOVES,
-    "ai.onnx::LayerNormalization": _NORM,
-    "ai.onnx::Less": _COMPARISON,
-    "ai.onnx::LessOrEqual": _COMPARISON,
-    "ai.onnx::MatMul": Kernels(_SINGLE | _COUNTS, _FLOATS),
-    "ai.onnx::Max": Kernels(_NUMBERS | _types("float16"), _types("float32 float16")),
-    "ai.onnx::Mul": _ELEMENTWISE,
-    "ai.onnx::Not": Kernels(_BOOL, _BOOL),
-    "ai.onnx::QuantizeLinear": Kernels(_types("float32 float16"), _NONE),
-    "ai.onnx::RMSNormalization": _TWO_FLOATS,
-    "ai.onnx::Range": Kernels(_SINGLE | _COUNTS, _SINGLE | _COUNTS),
-    "ai.onnx::ReduceL2": Kernels(_SINGLE | _COUNTS, _types("float32 float16 int32")),
-    "ai.onnx::ReduceMax": Kernels(_NUMBERS | _BOOL, _NONE),
-    "ai.onnx::ReduceMean": Kernels(_SINGLE | _COUNTS, _FLOATS | _types("int32")),
-    "ai.onnx::ReduceSum": Kernels(_SINGLE | _COUNTS, _FLOATS | _COUNTS),
-    "ai.onnx::Relu": Kernels(_types("float32 int8 int32"), _FLOATS),
-    "ai.onnx::Reshape": _MOVES,
-    "ai.onnx::RotaryEmbedding": _TWO_FLOATS,
-    "ai.onnx::Shape": _MOVES,
-    "ai.onnx::Sigmoid": _PRODUCT,
-    "ai.onnx::Slice": _MOVES,
-    "ai.onnx::Softmax": _PRODUCT,
-    "ai.onnx::Split": _MOVES,
-    "ai.onnx::Squeeze": _MOVES,
-    "ai.onnx::Sub": _ELEMENTWISE,
-    "ai.onnx::Tanh": _PRODUCT,
-    "ai.onnx::TensorScatter": _MOVES,
-    "ai.onnx::Transpose": Kernels(TYPES, _ALL),
-    "ai.onnx::Unsqueeze": _MOVES,
-    "ai.onnx::Where": Kernels(_NUMBERS, _FLOATS | _COUNTS | _types("uint8")),
-    "com.microsoft::CausalConvWithState": _RECURRENT,
-    "com.microsoft::DynamicQuantizeMatMul": Kernels(_SINGLE, _NONE),
-    "com.microsoft::FusedMatMul": _PRODUCT,
-    "com.microsoft::GatherBlockQuantized": _TWO_FLOATS,
-    "com.microsoft::GroupQueryAttention": Kernels(_types("float32 float16"), _HALVES),
-    "com.microsoft::LinearAttention": _RECURRENT,
-    "com.microsoft::MatMulIntegerToFloat": Kernels(_types("int8 uint8"), _NONE),
-    "com.microsoft::MatMulNBits": _TWO_FLOATS,
-    "com.microsoft::MoE": _PRODUCT,
-    "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),
-    "com.microsoft::SkipSimplifiedLayerNormalization": _NORM,
+KERNELS = {
+    _operator(name): Kernels(_types(cpu), _types(cuda))
+    for cpu, cuda, names in _ROWS
+    for name in names.split()
 }
 """Kernels by `domain::op_type`. At run time `Constant` is a tensor and `CastLike` a `Cast`."""
+
+TYPES = _types("numbers halves bool nibbles")
+"""Element types that the table covers."""
 
 DECISIVE_INPUT = {
     "ai.onnx::DequantizeLinear": 1,  # scales: both devices accept the same codes

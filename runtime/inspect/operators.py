@@ -68,39 +68,11 @@ Operators = dict[tuple[str, int], dict[str, dict[str, Any] | None]]
 """By domain and version: operators, and their types as the file has them, if they are tracked."""
 
 
-class _Types:
-    """C++ types at the tracked places of an operator."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, dict[int, set[str]]] = {"inputs": {}, "outputs": {}}
-        self.is_complete = True
-
-    def add(self, node: Node, tracked: Tracked) -> None:
-        for side, indices, dtypes in (
-            ("inputs", tracked.inputs, node.input_types),
-            ("outputs", tracked.outputs, node.output_types),
-        ):
-            for index in indices:
-                dtype = dtypes[index] if index < len(dtypes) else ""
-                if dtype in _CPP:
-                    self.places[side].setdefault(index, set()).add(_CPP[dtype])
-                elif dtype:  # unknown, so any
-                    self.is_complete = False
-
-    def entry(self) -> dict[str, Any] | None:
-        if not self.is_complete:
-            return None
-        return {
-            side: {str(index): sorted(names) for index, names in sorted(places.items())}
-            for side, places in self.places.items()
-            if places
-        } or None
-
-
 def required_operators(bundle: Bundle, scratch: Path) -> Operators:
     """Return the operators of all graphs, as exported and as onnxruntime runs them on the CPU."""
     versions: dict[tuple[str, int], set[str]] = defaultdict(set)
-    types: dict[str, _Types] = defaultdict(_Types)  # of all versions: the last entry in a file wins
+    # of all versions: the last entry in a file wins
+    types: dict[str, set[tuple[str, int, str]]] = defaultdict(set)
     for role, graph in bundle.manifest.graphs.items():
         folder = scratch / role
         files.make_folder(folder)
@@ -108,13 +80,36 @@ def required_operators(bundle: Bundle, scratch: Path) -> Operators:
         for data in (bundle.read(graph.file), saved.read_bytes()):
             for node, domain, version in _nodes(graph.file, data):
                 versions[domain, version].add(node.operator)
-                if tracked := TRACKED.get(node.operator):
-                    types[node.operator].add(node, tracked)
+                types[node.operator].update(_tracked(node))
         files.remove_folder(folder)
     return {
-        key: {name.partition("::")[2]: types[name].entry() for name in sorted(versions[key])}
+        key: {name.partition("::")[2]: _entry(types[name]) for name in sorted(versions[key])}
         for key in sorted(versions)
     }
+
+
+def _tracked(node: Node) -> Iterator[tuple[str, int, str]]:
+    """Side, index and element type of the inputs and outputs that decide which code is needed."""
+    tracked = TRACKED.get(node.operator, Tracked(inputs=()))
+    for side, indices, dtypes in (
+        ("inputs", tracked.inputs, node.input_types),
+        ("outputs", tracked.outputs, node.output_types),
+    ):
+        yield from ((side, index, dtypes[index]) for index in indices if dtypes[index : index + 1])
+
+
+def _entry(types: set[tuple[str, int, str]]) -> dict[str, Any] | None:
+    """C++ types by side and index; `None` stands for any."""
+    entry: dict[str, dict[str, list[str]]] = {}
+    for side, index, dtype in sorted(types):
+        if dtype and dtype not in _CPP:
+            return None
+        if dtype:
+            entry.setdefault(side, {}).setdefault(str(index), []).append(_CPP[dtype])
+    return {
+        side: {index: sorted(names) for index, names in places.items()}
+        for side, places in entry.items()
+    } or None
 
 
 def write_operators(bundle: Bundle, path: Path) -> Operators:

@@ -25,9 +25,6 @@ Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
 
 _COUNTING = frozenset({"bool", "int32", "int64"})
 
-_NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
-"""Operators that another one replaces at run time."""
-
 
 class NodeKind(NamedTuple):
     """Operator (`domain::op_type`), type of its decisive input, and whether it reads weights."""
@@ -81,7 +78,7 @@ def place(graphs: Mapping[str, bytes], device: str) -> Placement:
     misplaced = []
     for role, data in graphs.items():
         model = parse_model(data)
-        bodies = frozenset(_name_of(function) for function in model.functions)
+        bodies = {f"{text(body.domain)}::{text(body.name)}" for body in model.functions}
         kinds: Counter[tuple[str, str, Fallback]] = Counter()
         for kind, count in node_kinds(model.graph).items():
             if kind.dtype in _COUNTING and not kind.takes_weights:
@@ -97,13 +94,10 @@ def place(graphs: Mapping[str, bytes], device: str) -> Placement:
     return Placement(device=device, placed=placed, shape_nodes=shapes, misplaced=tuple(misplaced))
 
 
-def _name_of(function: Any) -> str:
-    return f"{text(function.domain)}::{text(function.name)}"
-
-
-def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback | None:
+def _fallback(kind: NodeKind, device: str, bodies: set[str]) -> Fallback | None:
     """Return the fallback of a node, or `None` if the device has a kernel."""
-    kernels = KERNELS.get(_NEVER_RUN.get(kind.operator, kind.operator))
+    replaced = "ai.onnx::Cast" if kind.operator == "ai.onnx::CastLike" else kind.operator
+    kernels = KERNELS.get(replaced)
     if kernels is not None and kind.dtype in getattr(kernels, device):
         return None
     # onnxruntime prefers a kernel of any provider to the body
