@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.decoder import Decoder as Decoder
     from ortolan.runtime.encoder import Encoder as Encoder
     from ortolan.runtime.encoding.answer import Answer as Answer
+    from ortolan.runtime.encoding.call import EncoderCall as EncoderCall
     from ortolan.runtime.encoding.classification import Classification as Classification
     from ortolan.runtime.encoding.filling import Candidate as Candidate
     from ortolan.runtime.encoding.filling import Filling as Filling
@@ -61,11 +62,10 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model as Model
     from ortolan.runtime.seq2seq import Seq2Seq as Seq2Seq
     from ortolan.runtime.serving.encoder_service import EncoderService as EncoderService
-    from ortolan.runtime.serving.encoder_service import EncoderStats as EncoderStats
     from ortolan.runtime.serving.seq2seq_service import Seq2SeqService as Seq2SeqService
     from ortolan.runtime.serving.service import Service as Service
+    from ortolan.runtime.serving.stats import EncoderStats as EncoderStats
     from ortolan.runtime.serving.stats import ServiceStats as ServiceStats
-    from ortolan.runtime.serving.ticket import EncoderTicket as EncoderTicket
     from ortolan.runtime.serving.ticket import Ticket as Ticket
     from ortolan.runtime.transcription.transcript import Segment as Segment
     from ortolan.runtime.transcription.transcript import Transcript as Transcript
@@ -84,6 +84,7 @@ _NAMES = {
     "decoder": "Decoder",
     "encoder": "Encoder",
     "encoding.answer": "Answer",
+    "encoding.call": "EncoderCall",
     "encoding.classification": "Classification",
     "encoding.filling": "Candidate Filling",
     "encoding.token_classification": "LabeledSpan TokenClassification",
@@ -98,11 +99,11 @@ _NAMES = {
     "loading": "load",
     "model": "Model",
     "seq2seq": "Seq2Seq",
-    "serving.encoder_service": "EncoderService EncoderStats",
+    "serving.encoder_service": "EncoderService",
     "serving.seq2seq_service": "Seq2SeqService",
     "serving.service": "Service",
-    "serving.stats": "ServiceStats",
-    "serving.ticket": "EncoderTicket Ticket",
+    "serving.stats": "EncoderStats ServiceStats",
+    "serving.ticket": "Ticket",
     "transcription.transcript": "Segment Transcript Word",
     "verification.replay": "verify",
     "verification.report": "Report",

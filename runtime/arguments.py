@@ -5,8 +5,8 @@ NumPy integers wrap at their own width, and a bool is an int: neither gets past 
 
 import os
 import threading
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -61,6 +61,18 @@ def checked_seconds(name: str, value: Any) -> float:
     if _is_number(value) and abs(value) <= threading.TIMEOUT_MAX:
         return float(value)
     raise InputError(f"{name} must be a number of seconds (got {shown(value)}).")
+
+
+@contextmanager
+def time_limit(timeout: Any) -> Iterator[float | None]:
+    """Check the seconds that a wait for a result may take, and say so once they are over."""
+    seconds = None if timeout is None else checked_seconds("timeout", timeout)
+    try:
+        yield seconds
+    except TimeoutError:
+        raise TimeoutError(
+            f"The result was not ready within {timeout} s. Wait longer, or cancel."
+        ) from None
 
 
 def checked_path(name: str, value: Any) -> Path:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer, answer_call
-from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.classification import Classification, classify_call
 from ortolan.runtime.encoding.filling import Filling, fill_call
+from ortolan.runtime.encoding.queue import EncoderQueue
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
     Aggregation,
@@ -303,8 +303,8 @@ class Encoder(Model):
         """Start a service, which computes many requests at once, from threads or asyncio.
 
             with model.serve() as service:
-                ticket = service.embed(["a text", "another"])
-                vectors = ticket.result()  # or: await ticket
+                call = service.embed(["a text", "another"])
+                vectors = call.result()  # or: await call
 
         Args:
             **options: see `ortolan.runtime.serving.encoder_service.EncoderServeOptions`.
@@ -317,12 +317,10 @@ class Encoder(Model):
 
     def _run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""
-        for indices in batches([item.length for item in call.items]):
-            items = [call.items[index] for index in indices]
-            for item, output in zip(items, self.rows.compute(items), strict=True):
-                call.put(item, output)
-            if call.is_done:
-                break
+        queue = EncoderQueue(self.rows)
+        queue.submit(call)
+        while queue.round():
+            pass
         return call.result()
 
 

@@ -1,4 +1,4 @@
-"""The base of all services: checks, limits and the end of a service."""
+"""The base of all services: their worker, what they refuse, and their end."""
 
 import time
 import weakref
@@ -21,19 +21,28 @@ MAX_QUEUE = 1 << 16
 """Maximum length of the queue."""
 
 
-class _FailedError(Exception):
-    """Carries the error of an accepted request past those that count refused ones."""
+class Parts:
+    """The parts of one request: a full queue refuses the first, and delays the others."""
 
-    def __init__(self, error: OrtolanError) -> None:
-        self.error = error
+    def __init__(self) -> None:
+        self.are_accepted = False
+
+    def submit(self, submit: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call `submit` until the queue has room."""
+        while True:
+            try:
+                submitted = submit(*args, **kwargs)
+            except QueueFullError as error:
+                if not self.are_accepted:
+                    raise
+                time.sleep(min(error.retry_after_s, 1.0))
+            else:
+                self.are_accepted = True
+                return submitted
 
 
 class BaseService:
-    """A loaded model with its own thread. Any thread and any event loop may use it.
-
-    Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
-    service that is dropped without `close` finishes them, too; its tickets stay valid.
-    """
+    """A loaded model with its own thread. Any thread and any event loop may use it."""
 
     def __init__(self, engine: "Engine", worker: "Worker") -> None:
         self._engine = engine
@@ -43,6 +52,8 @@ class BaseService:
 
     def close(self, timeout: float | None = None) -> None:
         """Accept no more requests, finish the accepted ones, and release the memory.
+
+        A service that is dropped finishes them, too; its tickets stay valid.
 
         Args:
             timeout: seconds after which unfinished requests are cancelled; `None` waits for them.
@@ -59,6 +70,7 @@ class BaseService:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close the service; after an error, cancel its requests."""
         self.close(None if error is None else 0)
 
     @property
@@ -70,41 +82,14 @@ class BaseService:
         return self._worker.is_failing
 
     @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
+    def _counting_refusals(self) -> Iterator[Parts]:
+        """Count an error of a request, unless one of its parts was accepted before."""
         self._engine.check_process()
+        parts = Parts()
         try:
-            self._worker.check_open()
-            yield
-        except _FailedError as failed:
-            raise failed.error from None
+            self._worker.check_open()  # before the request is read
+            yield parts
         except OrtolanError as error:
-            self._worker.count_refused(error.code)
+            if not parts.are_accepted:
+                self._worker.count_refused(error.code)
             raise
-
-
-def waited(result: Callable[[], R]) -> R:
-    """Wait for a request that was accepted: its error is not counted as a refusal."""
-    try:
-        return result()
-    except OrtolanError as error:
-        raise _FailedError(error) from None
-
-
-def patiently(submit: Callable[P, R]) -> Callable[P, R]:
-    """Submit parts of one request: a full queue refuses the first, and delays the others."""
-    is_accepted = False
-
-    def submit_part(*args: P.args, **kwargs: P.kwargs) -> R:
-        nonlocal is_accepted
-        while True:
-            try:
-                submitted = submit(*args, **kwargs)
-            except QueueFullError as error:
-                if not is_accepted:
-                    raise
-                time.sleep(min(error.retry_after_s, 1.0))
-            else:
-                is_accepted = True
-                return submitted
-
-    return submit_part

@@ -1,7 +1,8 @@
 """Encoder service: one loaded encoder for many concurrent requests."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -10,16 +11,15 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification, classify_call
+from ortolan.runtime.encoding.queue import EncoderQueue
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_call, wave_call
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Inputs, is_batch
-from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService, patiently, waited
-from ortolan.runtime.serving.encoder_queue import EncoderQueue
-from ortolan.runtime.serving.stats import Counts
-from ortolan.runtime.serving.ticket import EncoderTicket
+from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
+from ortolan.runtime.serving.stats import Counts, EncoderStats, with_call
 from ortolan.runtime.serving.worker import Worker
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
 from ortolan.runtime.transcription.transcript import Transcript
@@ -40,48 +40,18 @@ class EncoderServeOptions(TypedDict, total=False):
     queue: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderStats:
-    """Load of an encoder's service, and totals since its start.
-
-    Attributes:
-        running: unfinished requests of which some inputs have been computed.
-        waiting: the other unfinished requests.
-        finished: requests that have ended, for whatever reason.
-        inputs: of all finished requests.
-        tokens: of all finished requests.
-        batches: number of calls of the graph.
-        refused: rejected requests by error code.
-        failed: accepted requests that ended with an error, by error code.
-        failed_calls: calls of the graph that failed, most of which were repeated with success.
-    """
-
-    running: int
-    waiting: int
-    finished: int
-    inputs: int
-    tokens: int
-    batches: int
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    failed_calls: int
-
-
 class EncoderService(BaseService):
     """Computes many requests at once. Any thread and any event loop may use it.
 
         with model.serve() as service:
-            ticket = service.embed(["a text", "another"])
-            vectors = ticket.result()  # or: await ticket
+            call = service.embed(["a text", "another"])
+            vectors = call.result()  # or: await call
 
     Inputs of similar length are computed together, whichever request they belong to. So results
     equal those of `Encoder` up to rounding; with int8 activations, up to their quantization error.
     (All 179 texts of a test on models/snippets were bit-identical alone and in batches, in float32
     and with int8 weights, on a processor with AVX-512.) A request of many inputs takes turns with
     later ones.
-
-    Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
-    service that is dropped without `close` finishes them, too; its tickets stay valid.
 
     Raises:
         InputError: an option is invalid.
@@ -90,12 +60,10 @@ class EncoderService(BaseService):
     def __init__(self, engine: Engine, rows: Rows, **options: Unpack[EncoderServeOptions]) -> None:
         refuse_unknown("serve", options, EncoderServeOptions.__optional_keys__)
         queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
-        self._rows = rows
-        self._counts = _EncoderCounts()
-        self._encoder_queue = EncoderQueue(rows)
+        self._rows, self._calls = rows, EncoderQueue(rows)
+        counts = Counts(EncoderStats(), with_call)
         super().__init__(
-            engine,
-            Worker(self._encoder_queue, engine=engine, slots=0, queue=queue, counts=self._counts),
+            engine, Worker(self._calls, engine=engine, slots=0, queue=queue, counts=counts)
         )
 
     def embed(
@@ -105,7 +73,7 @@ class EncoderService(BaseService):
         prompt: str | None = None,
         truncate: bool = False,
         priority: int = 0,
-    ) -> EncoderTicket[NDArray[np.float32]]:
+    ) -> EncoderCall[NDArray[np.float32]]:
         """Submit inputs, to be embedded. Texts are checked at once.
 
         Args:
@@ -128,7 +96,7 @@ class EncoderService(BaseService):
 
     def classify(
         self, inputs: Inputs, *, truncate: bool = False, priority: int = 0
-    ) -> EncoderTicket[list[Classification]]:
+    ) -> EncoderCall[list[Classification]]:
         """Submit inputs, to be classified. Same arguments and errors as `embed`."""
         return self._submit(
             inputs, priority, lambda: classify_call(self._rows, inputs, truncate=truncate)
@@ -136,7 +104,7 @@ class EncoderService(BaseService):
 
     def states(
         self, inputs: Inputs, *, truncate: bool = False, priority: int = 0
-    ) -> EncoderTicket[list[Row]]:
+    ) -> EncoderCall[list[Row]]:
         """Submit inputs, for `Encoder.states`. Same arguments and errors as `embed`."""
         return self._submit(
             inputs, priority, lambda: states_call(self._rows, inputs, truncate=truncate)
@@ -144,7 +112,7 @@ class EncoderService(BaseService):
 
     def logits(
         self, inputs: Inputs, *, truncate: bool = False, priority: int = 0
-    ) -> EncoderTicket[list[Row]]:
+    ) -> EncoderCall[list[Row]]:
         """Submit inputs, for `Encoder.logits`. Same arguments and errors as `embed`."""
         return self._submit(
             inputs, priority, lambda: logits_call(self._rows, inputs, truncate=truncate)
@@ -162,13 +130,14 @@ class EncoderService(BaseService):
                 window was accepted, the others wait for their place.
             OrtolanError: as `embed` and `Encoder.transcribe`.
         """
-        submit = patiently(self._submit_call)
-
-        def compute(wave_N: NDArray[np.float32]) -> Row:
-            return waited(submit(wave_call(self._rows, wave_N), 0).result)
-
-        with self._counting_refusals():
-            transcriber = CtcTranscriber(self._engine.manifest, compute, options=options)
+        with self._counting_refusals() as parts:
+            transcriber = CtcTranscriber(
+                self._engine.manifest,
+                lambda wave_N: parts.submit(
+                    self._submit_call, wave_call(self._rows, wave_N), 0
+                ).result(),
+                options=options,
+            )
             return transcriber.whole(sound)
 
     def stats(self) -> EncoderStats:
@@ -178,23 +147,12 @@ class EncoderService(BaseService):
             ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
-        return self._worker.load(
-            lambda running, waiting: EncoderStats(
-                running=running,
-                waiting=waiting,
-                finished=self._counts.finished,
-                inputs=self._counts.inputs,
-                tokens=self._counts.tokens,
-                batches=self._encoder_queue.batches,
-                refused=dict(self._counts.refused),
-                failed=dict(self._counts.failed),
-                failed_calls=self._counts.failed_calls,
-            )
-        )
+        stats: EncoderStats = self._worker.stats()
+        return replace(stats, batches=self._calls.batches)
 
     def _submit(
         self, inputs: Any, priority: int, make: Callable[[], EncoderCall[R]]
-    ) -> EncoderTicket[R]:
+    ) -> EncoderCall[R]:
         with self._counting_refusals():
             priority = checked_integer("priority", priority)
             if is_batch(inputs) and len(inputs) > MAX_INPUTS:
@@ -204,24 +162,15 @@ class EncoderService(BaseService):
                 )
             return self._submit_call(make(), priority)
 
-    def _submit_call(self, call: EncoderCall[R], priority: int) -> EncoderTicket[R]:
-        ticket = EncoderTicket(
-            call,
-            lock=self._worker.lock,
-            cancel=self._worker.cancel,
-            check=self._engine.check_process,
-        )
-        self._worker.submit([ticket], priority=priority)
-        return ticket
+    def _submit_call(self, call: EncoderCall[R], priority: int) -> EncoderCall[R]:
+        call.check = self._engine.check_process
+        self._worker.submit({call: None}, priority=priority)
+        call.add_done_callback(partial(_forget, self._worker))
+        return call
 
 
-class _EncoderCounts(Counts):
-    """Counts requests of an encoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs = self.tokens = 0
-
-    def _add(self, work: EncoderCall[Any]) -> None:
-        self.inputs += len(work.items)
-        self.tokens += work.tokens
+def _forget(worker: Worker, call: Any) -> None:
+    """Let the queue forget a call that was cancelled."""
+    if call.cancelled():
+        call.set_running_or_notify_cancel()  # ends `concurrent.futures.wait`
+        worker.post(lambda rounds: rounds.cancel(call))

@@ -13,13 +13,14 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request, check_memory
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
-from ortolan.runtime.serving.stats import GenerationCounts, ServiceStats
+from ortolan.runtime.serving.stats import Counts, ServiceStats, with_sequence
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
     from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 MAX_SLOTS = 256
 """Maximum number of sequences in one decode step."""
@@ -31,7 +32,7 @@ class GenerationService(BaseService):
     def __init__(
         self,
         engine: "Engine",
-        generator: Callable[[int], Generator],
+        generator: Callable[..., Generator],
         memory: RequestMemory,
         *,
         slots: int,
@@ -41,15 +42,13 @@ class GenerationService(BaseService):
         slots = checked_count("slots", slots, most=MAX_SLOTS)
         queue = checked_count("queue", queue, most=MAX_QUEUE)
         self._memory = memory
-        self._slots = slots
         self._prefixes = prefixes
-        self._counts = GenerationCounts()
         worker = Worker(
-            generator(slots),
+            generator(engine, slots=slots, prefill_first=False, reserved=True, memory=memory),
             engine=engine,
             slots=slots,
             queue=queue,
-            counts=self._counts,
+            counts=Counts(ServiceStats(slots=slots, cache=PrefixCounts()), with_sequence),
             at_end=None if prefixes is None else prefixes.close,
         )
         super().__init__(engine, worker)
@@ -62,16 +61,12 @@ class GenerationService(BaseService):
         """
         self._engine.check_process()
         manifest, held_tokens = self._engine.manifest, self._worker.held_tokens
+        stats: ServiceStats = self._worker.stats()
         per_row = manifest.state_bytes("replace")
-        return self._worker.load(
-            lambda running, waiting: self._counts.stats(
-                slots=self._slots,
-                running=running,
-                waiting=waiting,
-                state_bytes=row_bytes(manifest, held_tokens, running) + running * per_row,
-                cache=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
-            )
-        )
+        state_bytes = row_bytes(manifest, held_tokens, stats.running) + stats.running * per_row
+        if self._prefixes is None:
+            return replace(stats, state_bytes=state_bytes)
+        return replace(stats, state_bytes=state_bytes, cache=self._prefixes.counts)
 
     def _submit_requests(
         self,
@@ -85,35 +80,34 @@ class GenerationService(BaseService):
         priority = checked_integer("priority", priority)
         for request in requests:  # each alone: if they do not fit together, some wait
             check_memory(self._memory, [request], whole=True, held_tokens=self._worker.held_tokens)
-        tickets = [
-            self._ticket(reader, request, question and question.again()) for request in requests
+        tickets: list[Ticket[Any]] = [
+            Ticket(
+                _sequence(reader, request),
+                question=question and question.again(),
+                has_text=self._engine.manifest.tokenizer is not None,
+                worker=self._worker,
+                check=self._engine.check_process,
+            )
+            for request in requests
         ]
-        self._worker.submit(tickets, priority=priority)
+        self._worker.submit({ticket.work: ticket for ticket in tickets}, priority=priority)
         return tickets
 
-    def _ticket(
-        self, reader: RequestReader, request: Request, question: "Question | None"
-    ) -> Ticket[Any]:
-        cancelled = request.cancelled
-        if cancelled is not None:
-            # an exception of the caller's function must not end other sequences
-            request = replace(request, cancelled=lambda: _is_cancelled(cancelled, ticket))
-        ticket: Ticket[Any] = Ticket(
-            reader.sequence(request, streams=True),
-            question=question,
-            has_text=self._engine.manifest.tokenizer is not None,
-            lock=self._worker.lock,
-            cancel=self._worker.cancel,
-            check=self._engine.check_process,
-        )
-        return ticket
 
+def _sequence(reader: RequestReader, request: Request) -> "SampledSequence":
+    """A sequence that fails alone if the caller's function of its cancellation raises."""
+    poll = request.cancelled
 
-def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket[Any]) -> bool:
-    try:
-        return cancelled()
-    except Exception as error:
-        failure = InputError(f"cancel: the function raised {type(error).__name__}: {error}.")
-        failure.__cause__ = error
-        ticket.fail(failure)
-        return True
+    def is_cancelled() -> bool:
+        try:
+            return poll is not None and poll()
+        except Exception as error:
+            failure = InputError(f"cancel: the function raised {type(error).__name__}: {error}.")
+            failure.__cause__ = error
+            sequence.fail(failure)
+            return True
+
+    if poll is not None:
+        request = replace(request, cancelled=is_cancelled)
+    sequence = reader.sequence(request, streams=True)
+    return sequence

@@ -18,7 +18,6 @@ from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Input, SourceReader, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
@@ -50,9 +49,6 @@ class Seq2SeqService(GenerationService):
     through models/numerals, all had the same tokens as alone, greedy and sampled, and 44 the same
     log-probabilities to the bit.)
 
-    Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
-    service that is dropped without `close` finishes them, too; its tickets stay valid.
-
     Raises:
         InputError: an option is invalid.
     """
@@ -71,18 +67,10 @@ class Seq2SeqService(GenerationService):
         self._sources = sources
         self._start = start
         self._tokenizer = tokenizer
-        memory = RequestMemory(engine.manifest, is_on_host=engine.is_on_host)
         super().__init__(
             engine,
-            lambda slots: Generator(
-                engine,
-                slots=slots,
-                encode=lambda batch: _encoded(engine, sources, batch),
-                prefill_first=False,
-                reserved=True,
-                memory=memory,
-            ),
-            memory,
+            partial(Generator, encode=partial(_encoded, engine, sources)),
+            RequestMemory(engine.manifest, is_on_host=engine.is_on_host),
             slots=options.get("slots", 8),
             queue=options.get("queue", 64),
         )
@@ -132,12 +120,14 @@ class Seq2SeqService(GenerationService):
                 window was accepted, the others wait for their place.
             OrtolanError: as `submit` and `Seq2Seq.transcribe`.
         """
-        submit = patiently(partial(self._submit_requests, self._requests, priority=0))
+        with self._counting_refusals() as parts:
 
-        def run(requests: Sequence[Request]) -> list[Completion]:
-            return [waited(ticket.result) for ticket in submit(requests)]
+            def run(requests: Sequence[Request]) -> list[Completion]:
+                tickets: list[Ticket[Completion]] = parts.submit(
+                    self._submit_requests, self._requests, requests, priority=0
+                )
+                return [ticket.result() for ticket in tickets]
 
-        with self._counting_refusals():
             transcriber = Transcriber(
                 self._engine.manifest,
                 self._requests,

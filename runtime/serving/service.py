@@ -7,6 +7,7 @@ The calling thread checks a request and hands it to the worker, whose thread com
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 import numpy as np
@@ -29,7 +30,6 @@ from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
@@ -78,9 +78,6 @@ class Service(GenerationService):
             ticket = service.submit("def main(", max_new_tokens=64)
             for piece in ticket: ...
 
-    Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
-    service that is dropped without `close` finishes them, too; its tickets stay valid.
-
     Raises:
         InputError: an option is invalid, or the bundle cannot be `exact`.
     """
@@ -109,16 +106,7 @@ class Service(GenerationService):
         memory = RequestMemory(engine.manifest, aside=aside, is_on_host=engine.is_on_host)
         super().__init__(
             engine,
-            lambda slots: Generator(
-                engine,
-                slots=slots,
-                exact=is_exact,
-                chunk=chunk,
-                prefill_first=False,
-                reserved=True,
-                memory=memory,
-                prefixes=prefixes,
-            ),
+            partial(Generator, exact=is_exact, chunk=chunk, prefixes=prefixes),
             memory,
             slots=options.get("slots", 8),
             queue=options.get("queue", 64),
@@ -276,18 +264,21 @@ class Service(GenerationService):
                 part was accepted, the others wait for their place.
             OrtolanError: as `submit` and `Decoder.transcribe`.
         """
-        submit = patiently(self._submit_prompts)
+        with self._counting_refusals() as parts:
 
-        def answer(
-            samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
-        ) -> Completion:
-            question = self._chat().dictation(samples_N, begun, most_tokens)
-            tickets: list[Ticket[Completion]] = submit(
-                [question.prompt], question.options, self._tokenizer, priority=0
-            )
-            return waited(tickets[0].result)
+            def answer(
+                samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
+            ) -> Completion:
+                question = self._chat().dictation(samples_N, begun, most_tokens)
+                tickets: list[Ticket[Completion]] = parts.submit(
+                    self._submit_prompts,
+                    [question.prompt],
+                    question.options,
+                    self._tokenizer,
+                    priority=0,
+                )
+                return tickets[0].result()
 
-        with self._counting_refusals():
             heard = dictation_of(self._engine.manifest, self._encoder)
             return dictate(sound, *heard, answer, options)
 

@@ -1,20 +1,20 @@
 """Load and totals of a service."""
 
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ortolan.errors import OrtolanError
-from ortolan.runtime.errors import ComputeError, ServiceError
+from ortolan.runtime.errors import ComputeError, NumericError, ServiceError
 from ortolan.runtime.generation.histogram import Histogram
 
 if TYPE_CHECKING:
+    from ortolan.runtime.encoding.call import EncoderCall
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.sampled_sequence import SampledSequence
-    from ortolan.runtime.serving.ticket import Work
+    from ortolan.runtime.serving.worker import Work
 
 FAILING = 2
 """Requests in a row that the model could not compute, after which it counts as failing."""
@@ -24,14 +24,32 @@ SMOOTHING = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStats:
+class Stats:
     """Load of a service, and totals since its start.
 
     Attributes:
-        slots: maximum number of sequences that are computed together.
-        running: requests that hold a slot.
-        waiting: requests without a slot, suspended ones included.
+        running: requests that hold a slot; in an encoder, those with some inputs computed.
+        waiting: the other unfinished requests, suspended ones included.
         finished: requests that have ended, for whatever reason.
+        refused: rejected requests by error code.
+        failed: accepted requests that ended with an error, by error code.
+        failed_calls: calls of the model that failed, most of which were repeated with success.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    finished: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    failed_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStats(Stats):
+    """Load of a service that generates, and totals since its start: those of `Stats`, and more.
+
+    Attributes:
+        slots: maximum number of sequences that are computed together.
         prompt_tokens: of all finished requests.
         cached_tokens: those of `prompt_tokens` that came from the prefix cache.
         new_tokens: of all finished requests.
@@ -41,40 +59,47 @@ class ServiceStats:
         queued_s: times to the first slot, of all finished requests.
         first_token_s: times to the first new token, of all finished requests.
         gaps_s: times between new tokens, of all finished requests.
-        refused: rejected requests by error code.
-        failed: accepted requests that ended with an error, by error code.
-        failed_calls: calls of the model that failed, most of which were repeated with success.
         cache: contents and totals of the prefix cache.
     """
 
-    slots: int
-    running: int
-    waiting: int
-    finished: int
-    prompt_tokens: int
-    cached_tokens: int
-    new_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
-    state_bytes: int
-    queued_s: Histogram
-    first_token_s: Histogram
-    gaps_s: Histogram
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    failed_calls: int
+    slots: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    state_bytes: int = 0
+    queued_s: Histogram = field(default_factory=Histogram)
+    first_token_s: Histogram = field(default_factory=Histogram)
+    gaps_s: Histogram = field(default_factory=Histogram)
     cache: "PrefixCounts"
 
 
-class Counts(ABC):
-    """Counts finished and rejected requests, and the average gap between two finished ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderStats(Stats):
+    """Load of an encoder's service, and totals since its start: those of `Stats`, and more.
 
-    def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.failed_calls = self._failed_in_a_row = 0
+    Attributes:
+        inputs: of all finished requests.
+        tokens: of all finished requests.
+        batches: number of calls of the graph.
+    """
+
+    inputs: int = 0
+    tokens: int = 0
+    batches: int = 0
+
+
+S = TypeVar("S", bound=Stats)
+
+
+class Counts(Generic[S]):
+    """Counts requests, and the average gap between two that end. `counted` adds one that ended."""
+
+    def __init__(self, stats: S, counted: Callable[[S, Any], S]) -> None:
+        self._stats, self._counted = stats, counted
+        self._failed_in_a_row = 0
         self.gap_s = 1.0
-        self.finished = 0
         self._ended_at = time.monotonic()
 
     def begin(self) -> None:
@@ -86,66 +111,50 @@ class Counts(ABC):
         """Whether the model could not compute the latest requests."""
         return self._failed_in_a_row >= FAILING
 
-    def add(self, work: "Work", error: OrtolanError | None) -> None:
-        """Count a finished request, and the error that ended it, if any."""
+    def add_refused(self, code: str) -> None:
+        """Count a rejected request."""
+        self._stats.refused[code] += 1
+
+    def add_failed_call(self) -> None:
+        """Count a call of the model that failed."""
+        self._stats = replace(self._stats, failed_calls=self._stats.failed_calls + 1)
+
+    def add(self, work: "Work") -> None:
+        """Count a request that has ended, and the error that ended it, if any."""
+        error = work.error
         if error is not None:
-            self.failed[error.code] += 1
+            self._stats.failed[error.code] += 1
         if isinstance(error, ComputeError | ServiceError):
             self._failed_in_a_row += 1
-        elif error is None and not work.was_cancelled:
-            self._failed_in_a_row = 0
+        elif isinstance(error, NumericError) or (error is None and not work.was_cancelled):
+            self._failed_in_a_row = 0  # others may have ended without a call of the model
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)
         self._ended_at = now
-        self.finished += 1
-        self._add(work)
+        self._stats = self._counted(replace(self._stats, finished=self._stats.finished + 1), work)
 
-    @abstractmethod
-    def _add(self, work: Any) -> None:
-        """Count what is special to this kind of request."""
+    def stats(self, *, running: int, waiting: int) -> S:
+        """A copy of the totals, with the current load."""
+        return replace(deepcopy(self._stats), running=running, waiting=waiting)
 
 
-class GenerationCounts(Counts):
-    """Counts requests that generate."""
+def with_sequence(stats: ServiceStats, sequence: "SampledSequence") -> ServiceStats:
+    """Add what a sequence has computed."""
+    stats.gaps_s.merge(sequence.gaps_s)
+    if sequence.queued_s is not None:
+        stats.queued_s.add(sequence.queued_s)
+    if sequence.tokens:
+        stats.first_token_s.add(sequence.first_token_s)
+    return replace(
+        stats,
+        prompt_tokens=stats.prompt_tokens + sequence.request.prompt_tokens,
+        cached_tokens=stats.cached_tokens + sequence.cached_tokens,
+        new_tokens=stats.new_tokens + len(sequence.tokens),
+        drafted_tokens=stats.drafted_tokens + sequence.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens + sequence.accepted_tokens,
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
-        self._drafted_tokens = self._accepted_tokens = 0
-        self._queued_s, self._first_token_s, self._gaps_s = Histogram(), Histogram(), Histogram()
 
-    def _add(self, work: "SampledSequence") -> None:
-        self._prompt_tokens += work.request.prompt_tokens
-        self._cached_tokens += work.cached_tokens
-        self._new_tokens += len(work.tokens)
-        self._drafted_tokens += work.drafted_tokens
-        self._accepted_tokens += work.accepted_tokens
-        self._gaps_s.merge(work.gaps_s)
-        if work.queued_s is not None:
-            self._queued_s.add(work.queued_s)
-        if work.tokens:
-            self._first_token_s.add(work.first_token_s)
-
-    def stats(
-        self, *, slots: int, running: int, waiting: int, state_bytes: int, cache: "PrefixCounts"
-    ) -> ServiceStats:
-        """These counts together with the current load."""
-        return ServiceStats(
-            slots=slots,
-            running=running,
-            waiting=waiting,
-            finished=self.finished,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            new_tokens=self._new_tokens,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
-            state_bytes=state_bytes,
-            queued_s=self._queued_s.copy(),
-            first_token_s=self._first_token_s.copy(),
-            gaps_s=self._gaps_s.copy(),
-            refused=dict(self.refused),
-            failed=dict(self.failed),
-            failed_calls=self.failed_calls,
-            cache=cache,
-        )
+def with_call(stats: EncoderStats, call: "EncoderCall[Any]") -> EncoderStats:
+    """Add the inputs of a call."""
+    return replace(stats, inputs=stats.inputs + len(call.items), tokens=stats.tokens + call.tokens)

@@ -1,16 +1,13 @@
-"""Tickets: requests of a service, for the threads or tasks that submitted them."""
+"""Tickets: requests that generate, for the threads or tasks that submitted them."""
 
-import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_seconds
+from ortolan.runtime.arguments import time_limit
 from ortolan.runtime.chat.parser import Piece
-from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
@@ -18,141 +15,12 @@ from ortolan.runtime.serving.signals import Signal, Woken
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
+    from ortolan.runtime.serving.worker import Worker
 
-
-Work = SampledSequence | EncoderCall[Any]
-"""A request while a service computes it."""
-
-W = TypeVar("W", bound=Work)
 R = TypeVar("R")
 
 
-class BaseTicket(ABC, Generic[W, R]):
-    """A request and its result. Any thread and any event loop may use it."""
-
-    def __init__(
-        self,
-        work: W,
-        *,
-        lock: threading.Lock,
-        cancel: "Callable[[BaseTicket[Any, Any]], None]",
-        check: Callable[[], None],
-    ) -> None:
-        self.work = work
-        self._cancel = cancel
-        self._check = check
-        self._end = Signal(lock)
-        self._is_done = False
-        self._error: OrtolanError | None = None
-
-    # --- for the caller ---------------------------------------------------------------------------
-
-    @property
-    def done(self) -> bool:
-        """Whether the request has ended, read or not."""
-        return self._is_done
-
-    @property
-    def error(self) -> OrtolanError | None:
-        """The error that the result raises, once the request has ended."""
-        return self._error or self.work.error
-
-    def cancel(self) -> None:
-        """End the request before the next call of the model.
-
-        Cancelling a finished request does nothing.
-        """
-        self._check()
-        self._cancel(self)
-
-    def result(self, timeout: float | None = None) -> R:
-        """Wait for the result.
-
-        Args:
-            timeout: maximum wait in seconds; `None` waits without limit.
-
-        Raises:
-            TimeoutError: the wait ended first; the request continues.
-            concurrent.futures.CancelledError: a request of an encoder was cancelled.
-            InputError: the timeout is not a number, or an image is not valid.
-            NumericError: the output is not finite.
-            MemoryPlanError: there was not enough memory when it was the request's turn.
-            ServiceError: the service failed.
-            ForkedError: the process was forked after loading.
-        """
-        self._check()
-        seconds = None if timeout is None else checked_seconds("timeout", timeout)
-        try:
-            self._end.wait(lambda: self._is_done or None, seconds)
-        except TimeoutError:
-            raise TimeoutError(
-                f"The result was not ready within {timeout} s. Wait longer, or cancel."
-            ) from None
-        return self._result()
-
-    def __await__(self) -> Generator[Any, None, R]:
-        """Wait for the result."""
-        return self._awaited().__await__()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_done:
-            self.cancel()
-
-    # --- for the service, with the lock held ------------------------------------------------------
-
-    def deliver(self, woken: Woken) -> bool:
-        """Hand over what is new, and return whether the request has ended."""
-        if self.work.is_done:
-            self.end(woken)
-        return self._is_done
-
-    def end(self, woken: Woken) -> None:
-        """Tell all readers that the request has ended."""
-        self._is_done = True
-        self._end.send(woken)
-
-    def fail(self, error: OrtolanError) -> None:
-        """Set the error that the result raises; call `end` after it."""
-        self._error = self._error or error
-
-    # ----------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _completed(self) -> R:
-        """The result of a request that has ended without an error of the service."""
-
-    async def _awaited(self) -> R:
-        self._check()
-        await self._end.awaited(lambda: self._is_done or None)
-        return self._result()
-
-    def _result(self) -> R:
-        if self._error is not None:
-            raise self._error
-        return self._completed()
-
-
-class EncoderTicket(BaseTicket[EncoderCall[R], R]):
-    """A request of an encoder's service. Any thread and any event loop may use it.
-
-        vectors = ticket.result()     # or: await ticket
-
-    Leaving a `with` block cancels an unfinished request.
-    """
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all texts, special tokens included."""
-        return self.work.tokens
-
-    def _completed(self) -> R:
-        return self.work.result()
-
-
-class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piece]):
+class Ticket(Iterator[Piece], AsyncIterator[Piece], Generic[R]):
     """A request of a service. Any thread and any event loop may use it.
 
         for piece in ticket: ...             # or: async for piece in ticket
@@ -172,15 +40,17 @@ class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piec
         *,
         question: "Question | None",
         has_text: bool,
-        lock: threading.Lock,
-        cancel: Callable[[BaseTicket[Any, Any]], None],
+        worker: "Worker",
         check: Callable[[], None],
     ) -> None:
-        super().__init__(sequence, lock=lock, cancel=cancel, check=check)
+        self.work = sequence
+        self._worker = worker
+        self._check = check
         self._result_of: Callable[[Completion], Any] = question.reply if question else _same
         self._parser = None if question is None else question.parser()
         self._has_text = has_text
-        self._more = Signal(lock)
+        self._end, self._more = Signal(worker.lock), Signal(worker.lock)
+        self._is_done = False
         self._most: int | None = None
         # unread texts, each with the number of tokens so far
         self._pending: deque[tuple[str, int]] = deque()
@@ -189,6 +59,53 @@ class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piec
         self._has_ended = False
 
     # --- for the caller ---------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether the request has ended, read or not."""
+        return self._is_done
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that the result raises, once the request has ended."""
+        return self.work.error
+
+    def cancel(self) -> None:
+        """End the request before the next call of the model.
+
+        Cancelling a finished request does nothing.
+        """
+        self._check()
+        self._worker.cancel(self.work)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result.
+
+        Args:
+            timeout: maximum wait in seconds; `None` waits without limit.
+
+        Raises:
+            TimeoutError: the wait ended first; the request continues.
+            InputError: the timeout is not a number.
+            NumericError: the output is not finite.
+            MemoryPlanError: there was not enough memory when it was the request's turn.
+            ServiceError: the service failed.
+            ForkedError: the process was forked after loading.
+        """
+        self._check()
+        with time_limit(timeout) as seconds:
+            self._end.wait(lambda: self._is_done or None, seconds)
+        return self._result()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait for the result."""
+        return self._awaited().__await__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_done:
+            self.cancel()
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
@@ -237,22 +154,22 @@ class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piec
             raise StopAsyncIteration
         return self._pieces.popleft()
 
-    # --- for the service, with the lock held ------------------------------------------------------
-
-    def deliver(self, woken: Woken) -> bool:
-        """Hand the new text to the reader, and return whether the sequence has ended."""
-        text = self.work.take()
+    def deliver(self, woken: Woken) -> None:
+        """Hand new text to the reader, and tell the end. The worker calls it, with its lock."""
+        text, self._is_done = self.work.take(), self.work.is_done
         if text:
             self._pending.append((text, len(self.work.tokens)))
+        if text or self._is_done:
             self._more.send(woken)
-        return super().deliver(woken)
-
-    def end(self, woken: Woken) -> None:
-        """Tell all readers that the request has ended."""
-        self._more.send(woken)
-        super().end(woken)
+        if self._is_done:
+            self._end.send(woken)
 
     # ----------------------------------------------------------------------------------------------
+
+    async def _awaited(self) -> R:
+        self._check()
+        await self._end.awaited(lambda: self._is_done or None)
+        return self._result()
 
     def _take(self) -> list[tuple[str, int]] | None:
         """Remove unread texts: none at the end, `None` if there are none yet."""
@@ -284,7 +201,7 @@ class Ticket(BaseTicket[SampledSequence, R], Iterator[Piece], AsyncIterator[Piec
             logprobs=tuple(sequence.logprobs[start:end]) if has_logprobs else None,
         )
 
-    def _completed(self) -> R:
+    def _result(self) -> R:
         result: R = self._result_of(self.work.completion())
         return result
 

@@ -16,52 +16,33 @@ worker is told: it finishes what was submitted, and ends.
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError, typed
 from ortolan.runtime.serving.signals import Woken, wake
-from ortolan.runtime.serving.stats import Counts
-from ortolan.runtime.serving.ticket import BaseTicket
 
 if TYPE_CHECKING:
+    from ortolan.runtime.encoding.call import EncoderCall
+    from ortolan.runtime.encoding.queue import EncoderQueue
     from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.generation.generator import Generator
+    from ortolan.runtime.generation.sampled_sequence import SampledSequence
+    from ortolan.runtime.serving.stats import Counts
+    from ortolan.runtime.serving.ticket import Ticket
 
-T = TypeVar("T")
+Work: TypeAlias = "SampledSequence | EncoderCall[Any]"
+"""A request while a service computes it."""
 
-_log = logging.getLogger("ortolan.runtime")
-
-Ticket = BaseTicket[Any, Any]
-
-
-class Rounds(Protocol):
-    """Work of the thread: a generator, or the queue of an encoder."""
-
-    def submit(self, work: Any, *, priority: int = 0) -> None:
-        """Let a request join."""
-
-    def cancel(self, work: Any) -> None:
-        """End an unfinished request."""
-
-    def round(self) -> bool:
-        """Do the next piece of work. `False` if all requests have ended."""
-
-    def recover(self, error: Exception) -> None:
-        """Go on after an exception of another method."""
-
-    @property
-    def in_slots(self) -> int:
-        """Number of requests that are being computed."""
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens whose states are in memory."""
-
+Rounds: TypeAlias = "Generator | EncoderQueue"
+"""What computes: `submit`, `cancel`, `round`, and `recover` after an exception of these."""
 
 Command = Callable[[Rounds], bool | None]
+
+_log = logging.getLogger("ortolan.runtime")
 
 
 class Worker:
@@ -78,7 +59,7 @@ class Worker:
         engine: "Engine",
         slots: int,
         queue: int,
-        counts: Counts,
+        counts: "Counts[Any]",
         at_end: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
@@ -89,7 +70,7 @@ class Worker:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         # guarded by the lock:
         self.lock = threading.Lock()
-        self._open: dict[Ticket, None] = {}
+        self._open: dict[Work, Ticket[Any] | None] = {}
         self._running, self._held_tokens = 0, 0
         self._counts = counts
         self._is_closing = False
@@ -103,29 +84,31 @@ class Worker:
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def submit(self, tickets: Sequence[Ticket], *, priority: int) -> None:
-        """Queue all tickets, or none."""
+    def submit(self, requests: "Mapping[Work, Ticket[Any] | None]", *, priority: int) -> None:
+        """Queue all requests, or none. Tickets are told what is new."""
         with self.lock:
-            self._check_open(len(tickets))
-            for ticket in tickets:
-                self._open[ticket] = None
-                self._commands.put(partial(_submit, ticket.work, priority))
+            self._check_open(len(requests))
+            self._open.update(requests)
+            for work in requests:
+                self.post(partial(_submit, work, priority))
 
     def check_open(self) -> None:
         """Raise what `submit` would raise."""
         with self.lock:
             self._check_open()
 
-    def cancel(self, ticket: Ticket) -> None:
-        """End the request of a ticket before the next round, unless it has ended."""
-        with self.lock:
-            if ticket in self._open:
-                self._commands.put(partial(_end, ticket.work))
+    def post(self, command: Command) -> None:
+        """Let the thread run a command before its next round. Needs no lock."""
+        self._commands.put(command)
+
+    def cancel(self, work: Work) -> None:
+        """End a request before the next round, unless it has ended."""
+        self.post(partial(_end, work))
 
     def count_refused(self, code: str) -> None:
         """Count a rejected request."""
         with self.lock:
-            self._counts.refused[code] += 1
+            self._counts.add_refused(code)
 
     @property
     def is_failing(self) -> bool:
@@ -139,10 +122,11 @@ class Worker:
         with self.lock:
             return self._held_tokens
 
-    def load(self, read: Callable[[int, int], T]) -> T:
-        """Call `read` with the numbers of running and waiting requests, with the lock."""
+    def stats(self) -> Any:
+        """The present load, and totals."""
         with self.lock:
-            return read(self._running, len(self._open) - self._running)
+            waiting = len(self._open) - self._running
+            return self._counts.stats(running=self._running, waiting=waiting)
 
     def close(self, timeout: float | None = None) -> None:
         """Accept no more requests, finish the accepted ones, and wait for the thread to end.
@@ -156,13 +140,13 @@ class Worker:
         self._thread.join(timeout)
         if self._thread.is_alive():
             with self.lock:
-                for ticket in self._open:
-                    self._commands.put(partial(_end, ticket.work))
+                for work in self._open:
+                    self.cancel(work)
             self._thread.join()
 
     def close_later(self) -> None:
         """Close without waiting. Needs no lock, so the garbage collector may call it."""
-        self._commands.put(self._close)
+        self.post(self._close)
 
     # --- for the thread ---------------------------------------------------------------------------
 
@@ -171,7 +155,7 @@ class Worker:
             is_busy = False
             while (commands := self._take_commands(is_busy=is_busy)) or is_busy:
                 is_busy = self._advance(rounds, commands)
-                self._deliver(rounds)
+                self._deliver(running=rounds.in_slots, held_tokens=rounds.held_tokens)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -195,13 +179,13 @@ class Worker:
     def _advance(self, rounds: Rounds, commands: list[Command]) -> bool:
         """Execute commands and a round. Returns whether there is more work."""
         is_busy = True
-        for work in (*commands, _round):
+        for command in (*commands, _round):
             try:
-                is_busy = work(rounds) is not False
+                is_busy = command(rounds) is not False
             except Exception as error:
                 self._recover(rounds, error)
                 # without the lock: only this thread takes requests out
-                is_busy = any(not ticket.work.is_done for ticket in list(self._open))
+                is_busy = any(not work.is_done for work in list(self._open))
         return is_busy
 
     def _recover(self, rounds: Rounds, error: Exception) -> None:
@@ -212,7 +196,7 @@ class Worker:
             exc_info=None if is_expected else error,
         )
         with self.lock:
-            self._counts.failed_calls += 1
+            self._counts.add_failed_call()
         rounds.recover(error)
 
     def _close(self, _: Rounds) -> None:
@@ -232,15 +216,17 @@ class Worker:
                 retry_after_s=self._counts.gap_s,
             )
 
-    def _deliver(self, rounds: Rounds) -> None:
-        """Hand what is new to the tickets."""
+    def _deliver(self, *, running: int, held_tokens: int) -> None:
+        """Hand what is new to the tickets, and let go of requests that have ended."""
         woken: Woken = {}
         with self.lock:
-            self._running, self._held_tokens = rounds.in_slots, rounds.held_tokens
-            for ticket in list(self._open):
-                if ticket.deliver(woken):
-                    del self._open[ticket]
-                    self._counts.add(ticket.work, ticket.error)
+            self._running, self._held_tokens = running, held_tokens
+            for work, ticket in list(self._open.items()):
+                if ticket is not None:
+                    ticket.deliver(woken)
+                if work.is_done:
+                    del self._open[work]
+                    self._counts.add(work)
         wake(woken)
 
     def _fail(self, error: BaseException) -> None:
@@ -251,16 +237,12 @@ class Worker:
         )
         failure.__cause__ = error
         _log.error("%s", failure, exc_info=error)
-        woken: Woken = {}
         with self.lock:
             self._failure = failure
-            for ticket in self._open:
-                ticket.fail(failure)
-                ticket.end(woken)
-                self._counts.add(ticket.work, failure)
-            self._open.clear()
-            self._running = 0
-        wake(woken)
+        for work in self._open:  # without the lock: only this thread takes requests out
+            if not work.is_done:
+                work.fail(failure)
+        self._deliver(running=0, held_tokens=0)
 
 
 def _round(rounds: Rounds) -> bool:

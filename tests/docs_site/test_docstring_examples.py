@@ -37,7 +37,7 @@ MODELS = {
     "Encoder.fill": "filler",
     "Encoder": "embedder",
     "EncoderService": "embedder",
-    "EncoderTicket": "embedder",
+    "EncoderCall": "embedder",
     "Seq2Seq": "translator",
     "Seq2SeqService": "translator",
 }
@@ -128,7 +128,7 @@ def test_an_example_runs(
     names |= {public: getattr(ortolan, public) for public in ortolan.__all__}
     names |= {"load": load, "model": model}
     with model.serve() as service:
-        names["ticket"] = _ticket(name, service)
+        names["ticket"] = names["call"] = _ticket(name, service)
         if name.startswith("Conversation."):
             tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
             names |= {"conversation": model.conversation(), "tools": [tool], "run": str}
@@ -140,7 +140,7 @@ def _ticket(name: str, service: Any) -> Any:
     match name:
         case "Ticket":
             return service.submit("def", max_new_tokens=4)
-        case "EncoderTicket":
+        case "EncoderCall":
             return service.embed(["a b"])
         case _:
             return None

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime import Reply, Ticket
+from ortolan.runtime import EncoderCall, Reply, Ticket
 from ortolan.runtime.errors import ContextLengthError, MemoryPlanError
-from ortolan.runtime.serving.ticket import BaseTicket, EncoderTicket
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
 
 R = TypeVar("R")
-C = TypeVar("C", bound=BaseTicket[Any, Any])
+C = TypeVar("C", bound=Ticket[Any] | EncoderCall[Any])
 
 
 class Call(AsyncExitStack):
@@ -37,7 +36,7 @@ class Call(AsyncExitStack):
         self.store = store
         self.notes: dict[str, Any] = {}
         self.body = b""
-        self._tickets: list[BaseTicket[Any, Any]] = []
+        self._tickets: list[Ticket[Any] | EncoderCall[Any]] = []
 
     async def model(self, name: str | None) -> ServedModel:
         """Return a model, loaded if necessary, which stays loaded until the call ends."""
@@ -71,7 +70,7 @@ class Call(AsyncExitStack):
                 raise
         return await self.submit(partial(submit, None))
 
-    async def encoded(self, submit: Callable[[], EncoderTicket[R]]) -> tuple[R, int]:
+    async def encoded(self, submit: Callable[[], EncoderCall[R]]) -> tuple[R, int]:
         """Submit a request of an encoder. Returns its result, and the number of tokens."""
         (ticket,) = await self.submit(lambda: [submit()])
         self.notes["prompt_tokens"] = ticket.tokens
@@ -98,7 +97,7 @@ class Call(AsyncExitStack):
         return [_text(ticket) for ticket in self._tickets if isinstance(ticket, Ticket)]
 
 
-def _cancel(tickets: Iterable[BaseTicket[Any, Any]]) -> None:
+def _cancel(tickets: Iterable[Ticket[Any] | EncoderCall[Any]]) -> None:
     for ticket in tickets:
         ticket.cancel()
 

@@ -81,6 +81,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def settle(service: Service) -> None:
+def settle(service: Any) -> None:
     """Wait until the service is idle."""
     wait_until(lambda: service.stats().running + service.stats().waiting == 0)

@@ -25,7 +25,7 @@ from tests.runtime.serving.served import settle, wait_until
 from ortolan.runtime import Decoder, Encoder, Seq2Seq, load
 from ortolan.runtime.errors import ComputeError, ForkedError, QueueFullError, ServiceClosedError
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.serving.base_service import patiently
+from ortolan.runtime.serving.base_service import Parts
 
 HI = [{"role": "user", "content": "Hi."}]
 GENERATED: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
@@ -117,7 +117,7 @@ def check(receiver: Receiver, tickets: list[Any]) -> None:
     """Compare the results of all requests, in their order and once more in their order."""
     for ticket, expected in zip(tickets, receiver.expected * 99, strict=False):
         np.testing.assert_allclose(numbers(result_of(ticket)), expected, atol=1e-6)
-        assert ticket.done
+        assert ticket.done()
 
 
 def is_cancelled(ticket: Any) -> bool:
@@ -188,7 +188,7 @@ def test_a_request_is_cancelled_by_its_ticket_or_at_the_end_of_a_block(receiver:
             cancelled = [submit(service) for _ in range(2)]
             cancelled[0].cancel()
             with cancelled[1] as ticket:
-                assert not ticket.done
+                assert not ticket.done()
         assert all(map(is_cancelled, cancelled))
         check(receiver, others)
         others[0].cancel()
@@ -221,9 +221,9 @@ def test_a_full_queue_refuses_the_first_part_of_a_request_and_delays_the_others(
         return part
 
     with pytest.raises(QueueFullError):
-        patiently(submit)("first")
-    submit_part = patiently(submit)
-    assert [submit_part("first"), submit_part("second")] == ["first", "second"]
+        Parts().submit(submit, "first")
+    parts = Parts()
+    assert [parts.submit(submit, part) for part in ("first", "second")] == ["first", "second"]
     assert places == []
 
 
@@ -303,7 +303,7 @@ def test_a_forked_process_is_rejected(receiver: Receiver, monkeypatch: pytest.Mo
 def test_closing_finishes_accepted_requests(receiver: Receiver) -> None:
     with receiver.model.serve() as service:
         tickets = [submit(service) for submit in receiver.requests * 3]
-    assert all(ticket.done for ticket in tickets)
+    assert all(ticket.done() for ticket in tickets)
     check(receiver, tickets)
     with pytest.raises(ServiceClosedError, match="closed"):
         receiver.requests[0](service)
@@ -320,7 +320,7 @@ def test_closing_by_a_deadline_cancels(receiver: Receiver, timeout: float) -> No
         closing.join(timeout + 0.05)
     closing.join()
     assert is_cancelled(tickets[-1])
-    assert all(ticket.done for ticket in tickets)
+    assert all(ticket.done() for ticket in tickets)
 
 
 def test_a_block_that_raises_cancels(receiver: Receiver) -> None:

@@ -1,19 +1,24 @@
 """Services of encoders."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.runtime import tiny_encoder
+from tests.runtime.serving.faults import failing
+from tests.runtime.serving.served import settle
 from tests.runtime.tiny_encoder import WIDTH
 
 from ortolan.runtime import Encoder, EncoderService, load
+from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS
 from ortolan.runtime.encoding.rows import Rows
-from ortolan.runtime.errors import InputError, NumericError, ServiceError
+from ortolan.runtime.errors import ComputeError, InputError, NumericError, ServiceError
 
 TEXTS = ["a b c", "d", "e f g h i j k l a b c d", "a", "b c d e f"]
 POISON = 9
@@ -110,9 +115,9 @@ def test_small_requests_do_not_stop_a_large_one(service: EncoderService) -> None
     large = service.embed(["a b c d e f g h i"] * 300)
     for _ in range(5000):
         service.embed("a").result(60)
-        if large.done:
+        if large.done():
             break
-    assert large.done
+    assert large.done()
 
 
 def test_a_higher_priority_goes_first(service: EncoderService, gate: Gate) -> None:
@@ -165,3 +170,76 @@ def test_an_error_of_the_service_reaches_every_request(
         service.embed("a").result(60)
     assert service.is_failing
     service.close()
+
+
+def test_only_a_call_of_the_model_that_came_back_says_that_it_computes_again(
+    classifier: Encoder, tmp_path: Path
+) -> None:
+    path = tiny_encoder.write_bundle(tmp_path / "images", image=tiny_encoder.IMAGE).path
+    image: Any = np.zeros((tiny_encoder.HEIGHT, tiny_encoder.WIDTH_PIXELS, 3), np.uint8)
+    cases: list[tuple[Encoder, Any, Any, type[Exception], bool]] = [
+        (classifier, [4], [POISON], NumericError, False),
+        (load(path, Encoder), image, b"nothing", InputError, True),
+    ]
+    for encoder, healthy, sick, error, is_failing in cases:
+        with encoder.serve() as service:
+            with failing(lambda _: True):
+                for _ in range(2):
+                    with pytest.raises(ComputeError):
+                        service.classify(healthy).result(60)
+            with pytest.raises(error):
+                service.classify(sick).result(60)
+            settle(service)
+            assert service.is_failing == is_failing
+            service.classify(healthy).result(60)
+            settle(service)
+            assert not service.is_failing
+
+
+# --- calls are futures ------------------------------------------------------------------------
+
+
+def test_callbacks_may_use_the_service(service: EncoderService, gate: Gate) -> None:
+    later: Future[Any] = Future()
+
+    def embed_again(call: Future[Any]) -> None:
+        service.stats()
+        later.set_result((call.result(), service.embed("a")))
+
+    service.embed("a b c").add_done_callback(embed_again)
+    gate.open()
+    vectors, call = later.result(60)
+    assert vectors.shape == call.result(60).shape == (1, WIDTH)
+
+
+def test_waits_for_several_calls_end_with_those_that_are_cancelled(
+    service: EncoderService, gate: Gate
+) -> None:
+    calls = [service.embed(["a b c"] * size) for size in (3, 300, 3, 3)]
+    assert calls[1].cancel()
+    assert calls[1].cancelled()
+    gate.open()
+    assert wait(calls, 60).not_done == set()
+    assert not calls[0].cancel()
+    with pytest.raises(CancelledError):
+        calls[1].result(60)
+    settle(service)
+    assert sum(map(len, gate.batches)) <= 9 + MAX_BATCH_ROWS
+    assert service.stats().finished == 4
+
+
+def test_a_task_that_stops_waiting_does_not_cancel_its_call(
+    service: EncoderService, gate: Gate
+) -> None:
+    async def main() -> None:
+        call = service.embed("a b c")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call, 0.01)
+        gate.open()
+        assert (await call).shape == (1, WIDTH)
+        cancelled = service.embed(["a"] * 2000)
+        assert cancelled.cancel()
+        with pytest.raises(CancelledError):
+            await cancelled
+
+    asyncio.run(main())

@@ -326,7 +326,7 @@ def test_a_request_that_never_ran_has_no_times(model: Decoder) -> None:
     service = model.serve(slots=2)
     tickets = [service.submit("a" * 900, max_new_tokens=90) for _ in range(9)]
     service.close(0)
-    assert all(ticket.done for ticket in tickets)
+    assert all(ticket.done() for ticket in tickets)
     stats = service.stats()
     assert stats.finished == 9
     assert stats.queued_s.count < 9

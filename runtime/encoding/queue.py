@@ -12,13 +12,17 @@ reason.
 
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS, batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
-from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import typed
-from ortolan.runtime.generation.active_sequence import TRIES
+
+if TYPE_CHECKING:
+    from ortolan.runtime.encoding.rows import Rows
+
+TRIES = 3
+"""Times that an input is tried before its call fails."""
 
 WINDOW = 8 * MAX_BATCH_ROWS
 """Number of waiting inputs among which those of similar length are sought."""
@@ -37,7 +41,7 @@ class _Waiting:
 class EncoderQueue:
     """Calls that are computed together. One thread at a time may use it."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: "Rows") -> None:
         self.batches = 0
         self._rows = rows
         self._waiting: list[_Waiting] = []
@@ -61,7 +65,7 @@ class EncoderQueue:
         self._waiting.sort(key=lambda waiting: waiting.order)
 
     def cancel(self, work: Call) -> None:
-        """End a call before the next batch."""
+        """End a call before the next batch, or forget one that was cancelled."""
         work.cancel()
         self._forget({work})
 
@@ -92,8 +96,8 @@ class EncoderQueue:
         for waiting in tried:
             if waiting.failures >= TRIES:
                 waiting.call.put(waiting.item, typed(error))
-        self._waiting[:0] = [waiting for waiting in tried if not waiting.call.is_done]
-        self._forget({waiting.call for waiting in tried if waiting.call.is_done})
+        self._waiting[:0] = tried
+        self._forget({waiting.call for waiting in tried if waiting.call.done()})
 
     @property
     def in_slots(self) -> int:
@@ -112,7 +116,7 @@ class EncoderQueue:
         for waiting, output in zip(batch, outputs, strict=True):
             waiting.call.put(waiting.item, output)
         self._begun |= calls
-        self._forget({call for call in calls if call.is_done})
+        self._forget({call for call in calls if call.done()})
 
     def _forget(self, ended: set[Call]) -> None:
         """Forget calls that have ended, and what still waits of them."""
