@@ -3,31 +3,22 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Literal, Unpack
 
 import msgspec
 
 from ortolan import files
 from ortolan.runtime.arguments import checked_path
+from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message, check_messages
+from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
-
-if TYPE_CHECKING:
-    from ortolan.runtime.chat.chat_options import ChatOptions
-    from ortolan.runtime.chat.reply import Reply, ReplyStream
-
-VERSION = 1
 
 MAX_FILE_BYTES = 64 << 20  # maximum size of a saved conversation; the longest contexts need 10 MiB
 
 
-# answers messages that end in a question
-Answer = Callable[[Sequence[Message], "ChatOptions"], "ReplyStream"]
-
-
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    ortolan_conversation: int
+    ortolan_conversation: Literal[1]
     bundle: str
     messages: list[dict[str, Any]]
 
@@ -56,7 +47,7 @@ class Conversation:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: Callable[[Sequence[Message], ChatOptions], ReplyStream],
         identity: str,
         *,
         system: str | None = None,
@@ -86,7 +77,7 @@ class Conversation:
         if self._forget is not None:
             self._forget()
 
-    def ask(self, content: str, **options: "Unpack[ChatOptions]") -> "Reply":
+    def ask(self, content: str, **options: Unpack[ChatOptions]) -> Reply:
         """Ask a question and return the complete answer.
 
         Args:
@@ -99,18 +90,14 @@ class Conversation:
         """
         return self.stream(content, **options).finish()
 
-    def stream(self, content: str, **options: "Unpack[ChatOptions]") -> "ReplyStream":
+    def stream(self, content: str, **options: Unpack[ChatOptions]) -> ReplyStream:
         """Ask a question and return the answer piece by piece. Same arguments as `ask`.
 
         The messages grow when the stream ends or is closed.
         """
         return self._stream([{"role": "user", "content": content}], options)
 
-    def answer_tools(
-        self,
-        results: Mapping[str, Any],
-        **options: "Unpack[ChatOptions]",
-    ) -> "Reply":
+    def answer_tools(self, results: Mapping[str, Any], **options: Unpack[ChatOptions]) -> Reply:
         """Pass the results of tool calls to the model and return its complete answer.
 
             reply = conversation.ask("How warm is it in Paris?", tools=tools)
@@ -130,19 +117,17 @@ class Conversation:
         return self.stream_tools(results, **options).finish()
 
     def stream_tools(
-        self,
-        results: Mapping[str, Any],
-        **options: "Unpack[ChatOptions]",
-    ) -> "ReplyStream":
+        self, results: Mapping[str, Any], **options: Unpack[ChatOptions]
+    ) -> ReplyStream:
         """Same as `answer_tools`, but return the answer piece by piece."""
         last = self.messages[-1] if self.messages else {}
         return self._stream(_tool_messages(last.get("tool_calls") or (), results), options)
 
-    def _stream(self, new: list[Message], options: "ChatOptions") -> "ReplyStream":
+    def _stream(self, new: list[Message], options: ChatOptions) -> ReplyStream:
         merged: ChatOptions = {**self._standing, **options}
         stream = self._answer([*self.messages, *new], merged)
 
-        def keep(reply: "Reply") -> None:
+        def keep(reply: Reply) -> None:
             if reply.content or reply.tool_calls or reply.completion.finish_reason != "cancelled":
                 self.messages += [*new, reply.message]
                 self._standing = {
@@ -160,7 +145,7 @@ class Conversation:
             StateFileError: the file cannot be written.
         """
         place = checked_path("save", path)
-        content = {"ortolan_conversation": VERSION, "bundle": self._identity}
+        content = {"ortolan_conversation": 1, "bundle": self._identity}
         text = json.dumps({**content, "messages": self.messages}, ensure_ascii=False, indent=1)
         try:
             with files.replaced(place) as file:
@@ -176,46 +161,37 @@ class Conversation:
             StateFileError: the file is missing, damaged, or of another bundle or version; the
                 messages are unchanged.
         """
-        file = _decoded(checked_path("load", path))
-        if file.ortolan_conversation != VERSION:
+        place = checked_path("load", path)
+        try:
+            with place.open("rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise StateFileError(f"{path}: cannot read the file: {error.strerror}.") from error
+        if len(data) > MAX_FILE_BYTES:
+            raise StateFileError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes.")
+        try:
+            file = msgspec.json.decode(data, type=_File)
+            if file.messages:
+                check_messages(file.messages)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ChatError) as error:
             raise StateFileError(
-                f"{path}: expected version {VERSION}, got {file.ortolan_conversation}. "
-                "Save it again with this version."
-            )
+                f"{path}: this is not a conversation of this version: {str(error).rstrip('.')}. "
+                "Save it again."
+            ) from error
         if file.bundle != self._identity:
             raise StateFileError(
                 f"{path}: this conversation was saved with another bundle. Load it with that one."
             )
-        try:
-            if file.messages:
-                check_messages(file.messages)
-        except ChatError as error:
-            raise StateFileError(f"{path}: the file was changed. {error}") from error
         self.messages = [*file.messages]
-
-
-def _decoded(path: Path) -> _File:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise StateFileError(f"{path}: cannot read the file: {error.strerror}.") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise StateFileError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes.")
-    try:
-        return msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateFileError(f"{path}: this is not a saved conversation: {error}.") from error
 
 
 def _tool_messages(calls: Sequence[Any], results: Any) -> list[Message]:
     """One message per call of a reply, in their order."""
     expected = [call.get("id", "") for call in calls]
     if not isinstance(results, Mapping) or sorted(map(str, results)) != sorted(expected):
-        got = ", ".join(map(str, results)) if isinstance(results, Mapping) else shown(results)
         raise InputError(
             "answer_tools needs one result per call of the last reply "
-            f"({', '.join(expected) or 'there is none'}), got {got or 'none'}."
+            f"({', '.join(expected) or 'there is none'}), got {shown(results)}."
         )
     return [
         {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortolan.runtime.chat.call_frame import ID, Frame, Pairs, common_start
 from ortolan.runtime.chat.call_syntax import python_calls, types_of
-from ortolan.runtime.chat.formats import CallFormat, Format
+from ortolan.runtime.chat.formats import CallFormat, Format, any_of
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.generation.grammar import Grammar
 
@@ -49,20 +49,15 @@ def call_grammar(
     rules.add("start", f"{start} {rules.text(frame.after)}")
     again = f"({rules.text(frame.between)} call)*" if several and frame.between else ""
     rules.add("calls", f"call {again}")
-    keyed: _Keyed | None = None
+    keyed = None if frame.pairs is None else _Keyed(rules, frame.pairs, form.calls)
     bodies = []
     for number, function in enumerate(functions):
-        schema = _parameters(function)
         name, arguments = rules.text(function["name"]), f"arguments_{number}"
-        if frame.pairs is None:
-            rules.json(arguments, schema)
-            bodies.append(f"{name} {rules.text(frame.head)} {arguments}")
-        else:
-            keyed = keyed or _Keyed(rules, frame.pairs, form.calls)
-            keyed.add(arguments, schema)
-            bodies.append(f"{name} {arguments}")
+        add, head = (keyed.add, "") if keyed else (rules.json, f"{rules.text(frame.head)} ")
+        add(arguments, _parameters(function))
+        bodies.append(f"{name} {head}{arguments}")
     rules.add("call", " | ".join(bodies))
-    return Grammar.lark(rules.source)
+    return Grammar.lark("\n".join(rules.lines))
 
 
 def no_call_grammar(form: Format, control: Mapping[int, str]) -> Grammar:
@@ -85,36 +80,26 @@ def no_call_grammar(form: Format, control: Mapping[int, str]) -> Grammar:
     if others:
         rules.add("other", " | ".join(others))
         rules.add("WORDS", words)
-    return Grammar.lark(rules.source)
+    return Grammar.lark("\n".join(rules.lines))
 
 
 class _Rules:
     """Rules of a grammar, line by line."""
 
     def __init__(self, control: Mapping[int, str]) -> None:
-        self._by_text = {text: token for token, text in control.items()}
-        longest = sorted(self._by_text, key=len, reverse=True)
-        self._parts = re.compile(f"({'|'.join(map(re.escape, (ID, *longest)))})")
+        self._terms = {text: f"<[{token}]>" for token, text in control.items()}
+        self._parts = re.compile(f"({any_of((ID, *self._terms)).pattern})")
         self.lines: list[str] = []
-
-    @property
-    def source(self) -> str:
-        return "\n".join(self.lines)
 
     def add(self, name: str, body: str) -> None:
         self.lines.append(f"{name}: {body}")
 
     def text(self, text: str | None) -> str:
         """Terms for a literal text: special tokens as tokens, the probe id as any call id."""
-        terms = []
-        for part in filter(None, self._parts.split(text or "")):
-            if part == ID:
-                terms.append("/[a-zA-Z0-9]{9}/")
-            elif part in self._by_text:
-                terms.append(f"<[{self._by_text[part]}]>")
-            else:
-                terms.append(json.dumps(part, ensure_ascii=False))
-        return " ".join(terms) or '""'
+        terms = {ID: "/[a-zA-Z0-9]{9}/", **self._terms}
+        parts = filter(None, self._parts.split(text or ""))
+        found = [terms.get(part) or json.dumps(part, ensure_ascii=False) for part in parts]
+        return " ".join(found) or '""'
 
     def json(self, name: str, schema: Mapping[str, Any]) -> None:
         """Add a rule for JSON that a schema accepts."""
@@ -125,7 +110,7 @@ class _Rules:
     def until(self, name: str, end: str, *, without: Sequence[str] = ()) -> None:
         """Add a rule for any text up to and including the first occurrence of `end`."""
         mark = end.strip()
-        if any(mark.startswith(text) for text in self._by_text):
+        if any(mark.startswith(text) for text in self._terms):
             words = f"{name.upper()}_WORDS"
             self.add(name, f"{words}? {self.text(end.lstrip())}")
             self.add(words, f"/(?s:.+)/{_without([mark, *without])}")
