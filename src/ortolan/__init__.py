@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ortolan.export.options import Int4 as Int4
     from ortolan.export.options import Int8 as Int8
     from ortolan.export.pipeline import export as export
-    from ortolan.hub.errors import HubError as HubError
-    from ortolan.hub.errors import RepositoryError as RepositoryError
+    from ortolan.hub import HubError as HubError
+    from ortolan.hub import RepositoryError as RepositoryError
     from ortolan.modeling.state import State as State
     from ortolan.runtime import AdapterError as AdapterError
     from ortolan.runtime import BundleError as BundleError
@@ -67,7 +67,7 @@ _NAMES = {
     "cache": "CacheError",
     "errors": "OrtolanError RuntimeOnlyError",
     "export.options": "Auto ExportOptions Int4 Int8",
-    "hub.errors": "HubError RepositoryError",
+    "hub": "HubError RepositoryError",
     "modeling.state": "State",
     "runtime": (
         "AdapterError BundleError ChatError ChatTemplateError Completion "

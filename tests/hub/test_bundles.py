@@ -18,7 +18,7 @@ from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
 from ortolan import cache
-from ortolan.hub.errors import HubError
+from ortolan.hub import HubError
 from ortolan.hub.name import Name, name_of
 from ortolan.runtime import (
     BundleFileError,

@@ -15,8 +15,8 @@ from syrupy.assertion import SnapshotAssertion
 from tests.hub.server import TOKEN, Hub, Repository
 from tests.refusals import refusal
 
+from ortolan.hub import RepositoryError
 from ortolan.hub.client import download, list_files
-from ortolan.hub.errors import RepositoryError
 from ortolan.hub.fetch import fetch_adapter, fetch_bundle, fetch_checkpoint, kind_of, origin_of
 from ortolan.hub.name import Name, name_of, parsed
 from ortolan.hub.selection import PARTS

@@ -104,7 +104,7 @@ def _rows(name: Name, groups: Mapping[str, Sequence[runtime.Bundle]]) -> list[di
 
 
 def _name(repository: str, revision: str | None) -> Name:
-    from ortolan.hub.errors import HubError
+    from ortolan.hub import HubError
     from ortolan.hub.name import parsed
 
     name = parsed(repository if revision is None else f"{repository}@{revision}")

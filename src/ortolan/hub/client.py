@@ -12,13 +12,16 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from math import inf
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
 from ortolan import files
 from ortolan.distribution import pip_install
-from ortolan.hub.errors import HubError, RepositoryError
+from ortolan.hub import HubError, RepositoryError
 from ortolan.hub.name import Name
 
 Progress = Callable[[str, int, int], None]
@@ -106,8 +109,8 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
     name = listing.name
     hub = library(name)
     cache = Path(hub.constants.HF_HUB_CACHE)
-    missing = [file for file in names if not _is_cached(hub, listing, file)]
-    total = sum(listing.sizes[file] for file in missing)
+    find = partial(hub.try_to_load_from_cache, name.repository, revision=listing.commit)
+    total = sum(listing.sizes[file] for file in names if not isinstance(find(file), str))
     _check_disk(cache, total, name)
     with translated(name):
         folder = hub.snapshot_download(
@@ -212,11 +215,6 @@ def _check_file(folder: Path, file: str, listing: Listing) -> None:
         )
 
 
-def _is_cached(hub: ModuleType, listing: Listing, file: str) -> bool:
-    found = hub.try_to_load_from_cache(listing.name.repository, file, revision=listing.commit)
-    return isinstance(found, str)
-
-
 def _check_disk(cache: Path, needed: int, name: Name) -> None:
     """Refuse what does not fit before it is fetched."""
     place = next(path for path in (cache, *cache.parents) if path.exists())
@@ -257,7 +255,7 @@ def _bars(progress: Progress, total: int) -> type:
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
-            super().__init__(*args, **{**options, "file": _NOWHERE})
+            super().__init__(*args, **{**options, "file": StringIO(), "mininterval": inf})
 
         def update(self, n: float | None = 1) -> bool | None:
             drawn: bool | None = super().update(n)
@@ -266,11 +264,3 @@ def _bars(progress: Progress, total: int) -> type:
             return drawn
 
     return Bar
-
-
-class _Nowhere:
-    def write(self, _: str) -> None: ...
-    def flush(self) -> None: ...
-
-
-_NOWHERE = _Nowhere()

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from ortolan.hub import RepositoryError
 from ortolan.hub.client import Listing, Progress, download, list_files
-from ortolan.hub.errors import RepositoryError
 from ortolan.hub.name import Name
 from ortolan.hub.selection import (
     MANIFEST,

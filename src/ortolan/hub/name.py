@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from ortolan.hub.errors import HubError
+from ortolan.hub import HubError
 
 _WORD = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _FORM = re.compile(

@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Collection
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection
+from pathlib import Path
+from posixpath import basename, dirname, join
+from typing import Any
 
-from ortolan.hub.errors import RepositoryError
+from ortolan.hub import RepositoryError
 from ortolan.hub.name import Name
 
 MANIFEST, CERTIFICATE, SIGNATURE = "manifest.json", "certificate.json", "model.sig"
@@ -42,12 +44,18 @@ def describing_files(names: Collection[str]) -> list[str]:
 def weight_files(names: Collection[str], folder: Path, name: Name) -> list[str]:
     """The weights of a checkpoint in Hugging Face format."""
     modules = {file for file in names if _MODULE_WEIGHTS.fullmatch(file)}
-    modules -= {file for file in modules if file.endswith(".bin") and _safe(file) in modules}
+    modules -= {
+        file
+        for file in modules
+        if file.endswith(".bin") and join(dirname(file), _WEIGHTS[0]) in modules
+    }
     for single in _WEIGHTS:
         if single in names:
             return sorted({single, *modules})
         if single + _INDEX in names:
-            shards = _shards(folder / (single + _INDEX))
+            index = folder / (single + _INDEX)
+            refusal = f"{index}: not an index of weights. Ask its owner."
+            shards = _names_in(index, lambda content: content["weight_map"].values(), refusal)
             if missing := sorted(shards - set(names)):
                 raise RepositoryError(
                     f"{name}: {single}{_INDEX} names {missing[0]!r:.80}, which is not in the "
@@ -94,9 +102,9 @@ def gguf_files(names: Collection[str], name: Name) -> list[str]:
 
 def bundle_folders(names: Collection[str]) -> list[str]:
     """The folders of a repository that hold a bundle; "" is the repository itself."""
-    folders = [_parent(name) for name in names if PurePosixPath(name).name == MANIFEST]
-    found = {folder for folder in folders if _within(folder, CERTIFICATE) in names}
-    parts = {_within(folder, part) for folder in found for part in PARTS}
+    folders = [dirname(name) for name in names if basename(name) == MANIFEST]
+    found = {folder for folder in folders if join(folder, CERTIFICATE) in names}
+    parts = {join(folder, part) for folder in found for part in PARTS}
     return sorted(found - parts)
 
 
@@ -122,39 +130,33 @@ def bundle_folder(names: Collection[str], name: Name) -> str:
 
 def manifests(names: Collection[str], folder: str) -> list[str]:
     """The manifests of the bundle in a folder: its own, and those of the bundles in it."""
-    inside = [_within(folder, part) for part in PARTS]
-    found = [_within(place, MANIFEST) for place in (folder, *inside)]
+    inside = [join(folder, part) for part in PARTS]
+    found = [join(place, MANIFEST) for place in (folder, *inside)]
     return [manifest for manifest in found if manifest in names]
 
 
 def listed_files(names: Collection[str], folder: Path, manifest: str) -> list[str]:
     """The files of a bundle: its manifest, what that lists, and a signature."""
-    try:
-        files = json.loads((folder / manifest).read_bytes())["files"]
-        listed = [str(file["name"]) for file in files]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RepositoryError(f"{manifest} is not the manifest of a bundle.") from error
-    place = _parent(manifest)
-    own = {_within(place, name) for name in (MANIFEST, SIGNATURE, *listed)}
+    listed = _names_in(
+        folder / manifest,
+        lambda content: [file["name"] for file in content["files"]],
+        f"{manifest} is not the manifest of a bundle.",
+    )
+    own = {join(dirname(manifest), name) for name in (MANIFEST, SIGNATURE, *listed)}
     return sorted(own.intersection(names))
 
 
-def _shards(index: Path) -> set[str]:
-    """Files that an index names."""
+def _names_in(file: Path, read: Callable[[Any], Collection[Any]], refusal: str) -> set[str]:
+    """Names of files that a JSON file lists."""
     try:
-        entries = json.loads(index.read_bytes())["weight_map"]
-        return {str(file) for file in entries.values()}
+        return {f"{name}" for name in read(json.loads(file.read_bytes()))}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RepositoryError(f"{index}: not an index of weights. Ask its owner.") from error
+        raise RepositoryError(refusal) from error
 
 
 def _other_weights(names: Collection[str]) -> str:
     found = sorted(file for file in names if file.endswith((".safetensors", ".gguf", ".onnx")))
     return f"; there are {', '.join(found):.200}" if found else ""
-
-
-def _safe(pickle: str) -> str:
-    return f"{_parent(pickle)}/{_WEIGHTS[0]}"
 
 
 def _has_type(file: str, part: str) -> bool:
@@ -165,12 +167,3 @@ def _has_type(file: str, part: str) -> bool:
 
 def _stem(file: str) -> str:
     return file.removesuffix(".gguf")
-
-
-def _parent(name: str) -> str:
-    folder = str(PurePosixPath(name).parent)
-    return "" if folder == "." else folder
-
-
-def _within(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortolan.hub import HubError, RepositoryError
 from ortolan.hub.client import Listing, library, list_files, translated
-from ortolan.hub.errors import HubError, RepositoryError
 from ortolan.hub.fetch import files_of_bundle
 from ortolan.hub.name import Name
 from ortolan.hub.selection import bundle_folders
