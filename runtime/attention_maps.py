@@ -19,8 +19,8 @@ from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.bundle.source import IDS, TYPES
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
-from ortolan.runtime.inputs.media_source import source_of
-from ortolan.runtime.inputs.source import Input
+from ortolan.runtime.inputs.input_reader import Input
+from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq
@@ -112,7 +112,7 @@ def _sides(
     if not manifest.model_kind.has_encoder:
         ids = _ids(bundle, tokenizer, text, what="text")
         return _Sides(feeds={IDS: np.array([ids], np.int64)}, read=_labels(tokenizer, ids))
-    reader = source_of(manifest, tokenizer)
+    reader = reader_of(manifest, tokenizer)
     source = reader.read(text)
     feeds = reader.feeds([source])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes

@@ -28,7 +28,7 @@ from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.source import as_list, is_batch
+from ortolan.runtime.inputs.input_reader import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.serving.service import ServeOptions, Service
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of

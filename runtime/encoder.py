@@ -24,8 +24,8 @@ from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_cal
 from ortolan.runtime.encoding.zero_shot import classify_as_call
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.media_source import source_of
-from ortolan.runtime.inputs.source import Inputs
+from ortolan.runtime.inputs.input_reader import Inputs
+from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
@@ -64,7 +64,7 @@ class Encoder(Model):
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
         self._texts = texts
-        self.rows = Rows(engine, source_of(bundle.manifest, self.tokenizer), output)
+        self.rows = Rows(engine, reader_of(bundle.manifest, self.tokenizer), output)
         self._embed_texts = (
             None if texts is None else lru_cache(LABEL_SETS)(partial(_embedded, texts))
         )

@@ -24,8 +24,8 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-from ortolan.runtime.inputs.media_source import source_of
-from ortolan.runtime.inputs.source import Input, Source, as_list, is_batch
+from ortolan.runtime.inputs.input_reader import Input, ReadInput, as_list, is_batch
+from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService
@@ -64,7 +64,7 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._memory = RequestMemory(manifest, is_on_host=engine.is_on_host)
         self._requests = RequestReader(bundle, self.tokenizer)
-        self._sources = source_of(manifest, self.tokenizer)
+        self._sources = reader_of(manifest, self.tokenizer)
 
     @overload
     def generate(
@@ -281,7 +281,7 @@ class Seq2Seq(Model):
         slots = min(count, _slots(beams))
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
-    def _encoded(self, sources: Sequence[Source]) -> Encoded:
+    def _encoded(self, sources: Sequence[ReadInput]) -> Encoded:
         calls = self._sources.calls(sources)
         return self._engine.joined([self._engine.encode_sources(feeds) for feeds in calls])
 

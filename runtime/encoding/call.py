@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import time_limit
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.inputs.source import Source
+from ortolan.runtime.inputs.input_reader import ReadInput
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ class Item:
 
     index: int
     length: int
-    ids: Source | None = None
+    ids: ReadInput | None = None
     image: Any = None
 
 

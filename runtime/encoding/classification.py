@@ -7,7 +7,7 @@ from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import BundleKindError
-from ortolan.runtime.inputs.source import Inputs
+from ortolan.runtime.inputs.input_reader import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

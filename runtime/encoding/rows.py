@@ -12,7 +12,7 @@ from ortolan.runtime.bundle.manifest import Output, wrong_kind
 from ortolan.runtime.bundle.source import LENGTHS, MEL
 from ortolan.runtime.encoding.call import EncoderCall, Item, Row, at_input
 from ortolan.runtime.errors import GraphError, InputError, NumericError
-from ortolan.runtime.inputs.source import Source, SourceReader, as_list
+from ortolan.runtime.inputs.input_reader import InputReader, ReadInput, as_list
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -23,7 +23,7 @@ R = TypeVar("R")
 class Rows:
     """Reads inputs and computes their outputs. Threads may share it."""
 
-    def __init__(self, engine: "Engine", reader: SourceReader, output: Output) -> None:
+    def __init__(self, engine: "Engine", reader: InputReader, output: Output) -> None:
         self._engine = engine
         self.manifest = engine.manifest
         self.reader = reader
@@ -59,7 +59,7 @@ class Rows:
                 raise at_input(index, error) from error
         return items
 
-    def item(self, ids: Source, index: int) -> Item:
+    def item(self, ids: ReadInput, index: int) -> Item:
         """An input that was read."""
         return Item(index=index, length=self.reader.length(ids), ids=ids)
 
@@ -82,7 +82,7 @@ class Rows:
         vectors: NDArray[np.float32] = self._encoded([values])[0]
         return vectors
 
-    def _source(self, item: Item) -> Source | OrtolanError:
+    def _source(self, item: Item) -> ReadInput | OrtolanError:
         if item.ids is not None:
             return item.ids
         try:
@@ -90,7 +90,7 @@ class Rows:
         except OrtolanError as error:
             return error
 
-    def _encoded(self, sources: Sequence[Source]) -> NDArray[np.float32]:
+    def _encoded(self, sources: Sequence[ReadInput]) -> NDArray[np.float32]:
         """Compute the outputs of sources by one call of the graph."""
         feeds = self.reader.feeds(sources)
         output = self._engine.encode(feeds)[OUTPUT]
@@ -109,7 +109,7 @@ class Rows:
             )
 
 
-def _checked(row_: NDArray[np.float32], source: Source, item: Item) -> Row | OrtolanError:
+def _checked(row_: NDArray[np.float32], source: ReadInput, item: Item) -> Row | OrtolanError:
     """One row of an output without its padding, or the error if it is not finite."""
     row = row_[: len(source)] if row_.ndim == 2 and isinstance(source, list) else row_
     if not np.isfinite(row).all():

@@ -18,7 +18,7 @@ from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TokenSpan
-from ortolan.runtime.inputs.source import Inputs
+from ortolan.runtime.inputs.input_reader import Inputs
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How tokens become entities. `none`: each token is one. `simple`: neighbours of one label are one.

@@ -9,7 +9,7 @@ from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import Inputs, as_list
+from ortolan.runtime.inputs.input_reader import Inputs, as_list
 
 
 def embed_call(

@@ -22,7 +22,7 @@ from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification, classification
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import Inputs, as_list
+from ortolan.runtime.inputs.input_reader import Inputs, as_list
 
 TEMPLATE = "This example is {}."
 """Default hypothesis about a text, as in transformers."""

@@ -14,8 +14,8 @@ from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.engine.pictures import Picture, Pictures
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import read_parts
-from ortolan.runtime.inputs.media_source import read_image
 from ortolan.runtime.inputs.medium import Medium
+from ortolan.runtime.inputs.readers import read_image
 from ortolan.runtime.inputs.tiles import Cut, cut, surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 

@@ -32,8 +32,8 @@ from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_parts
-from ortolan.runtime.inputs.source import Source, has_parts
+from ortolan.runtime.inputs.input_reader import ReadInput, has_parts
+from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_prompt
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED, MAX_STOP_TOKENS
 
@@ -87,7 +87,7 @@ class RequestReader:
 
     def sources(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ReadInput],
         options: Options,
         *,
         start: int,
@@ -133,7 +133,7 @@ class RequestReader:
         """Ids of a prompt, and the images or sounds that it holds."""
         vocab_size = self._manifest.vocab_size
         if isinstance(prompt, list | tuple) and has_parts(prompt):
-            prompt = read_parts(cast("Sequence[Part]", prompt), self._tokenizer, self._manifest)
+            prompt = read_prompt(cast("Sequence[Part]", prompt), self._tokenizer, self._manifest)
         if isinstance(prompt, MediaPrompt):
             return self._placed(prompt)
         ids = read_ids(
@@ -245,7 +245,7 @@ class RequestReader:
         index: int,
         *,
         prompt_tokens: int | None = None,
-        source: Source | None = None,
+        source: ReadInput | None = None,
         pictures: tuple[Picture, ...] = (),
     ) -> Request:
         """The request for the prompt or source at position `index` of a batch."""

@@ -28,13 +28,12 @@ class MediaPrompt:
     media: tuple[Medium, ...]
 
 
-def read_parts(
+def read_prompt(
     parts: Sequence[Part], tokenizer: Tokenizer | None, manifest: Manifest
 ) -> MediaPrompt:
     """Encode the texts of a prompt, with placeholders between them."""
     read = [part if isinstance(part, str) else _medium(part) for part in parts]
     media = tuple(part for part in read if isinstance(part, Medium))
-    check_media(media, manifest)
     if tokenizer is None:
         raise no_tokenizer("prompt")
     features = manifest.features

@@ -17,7 +17,7 @@ from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_cal
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.source import Inputs, is_batch
+from ortolan.runtime.inputs.input_reader import Inputs, is_batch
 from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
 from ortolan.runtime.serving.stats import Counts, EncoderStats, with_call
 from ortolan.runtime.serving.worker import Worker

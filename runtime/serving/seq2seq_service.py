@@ -16,7 +16,7 @@ from ortolan.runtime.generation.options import BeamOptions, checked_beams
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.source import Input, SourceReader, is_batch
+from ortolan.runtime.inputs.input_reader import Input, InputReader, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
@@ -57,7 +57,7 @@ class Seq2SeqService(GenerationService):
         self,
         engine: Engine,
         requests: RequestReader,
-        sources: SourceReader,
+        sources: InputReader,
         start: int,
         tokenizer: Tokenizer | None,
         **options: Unpack[Seq2SeqServeOptions],
@@ -140,7 +140,7 @@ class Seq2SeqService(GenerationService):
         return transcript
 
 
-def _encoded(engine: Engine, reader: SourceReader, sources: Sequence[Any]) -> Encoded:
+def _encoded(engine: Engine, reader: InputReader, sources: Sequence[Any]) -> Encoded:
     """Encode sources in batches of similar length, and return them in their order."""
     lengths = [len(source) if isinstance(source, list) else 1 for source in sources]
     parts: dict[int, Encoded] = {}

@@ -28,7 +28,7 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.source import is_batch
+from ortolan.runtime.inputs.input_reader import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket

@@ -39,7 +39,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
-from ortolan.runtime.inputs.media_source import source_of
+from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.verification.certificate import Certificate, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
@@ -354,7 +354,7 @@ def _feeds(
     if isinstance(engine.manifest.source, TextSource):
         return _texts(certificate, group, padding)
     values = [_value(engine.manifest.source, certificate, number) for number in group]
-    return source_of(engine.manifest, None).feeds(values)
+    return reader_of(engine.manifest, None).feeds(values)
 
 
 def _texts(certificate: Certificate, group: list[int], padding: int) -> Feeds:

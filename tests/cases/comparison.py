@@ -35,8 +35,8 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of
 from ortolan.runtime.inputs.images import read_pixels
-from ortolan.runtime.inputs.media_source import patch_feeds
 from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.readers import patch_feeds
 from ortolan.runtime.verification.probes import probe_sound, probe_wave
 
 PROMPT, STEPS = 33, 40

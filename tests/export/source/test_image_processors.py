@@ -36,8 +36,8 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, Whole
 from ortolan.runtime.bundle.parts import Tiles
 from ortolan.runtime.bundle.source import PATCHES
 from ortolan.runtime.inputs.images import read_pixels
-from ortolan.runtime.inputs.media_source import patch_feeds
 from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.readers import patch_feeds
 from ortolan.runtime.inputs.tiles import cut
 
 SIDE = 12

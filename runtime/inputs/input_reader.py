@@ -1,4 +1,4 @@
-"""Sources: how inputs of an encoder are read and become arrays of its graph."""
+"""Reads inputs of an encoder, which become arrays of its graph."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ bytes or samples."""
 Inputs = Input | Sequence[Input]
 """One input or several."""
 
-Source = list[int] | NDArray[np.float32]
+ReadInput = list[int] | NDArray[np.float32]
 """A text as token ids, an image as pixels `(channels, height, width)`, or a sound as a spectrogram
 `(bins, frames)` or a wave `(samples,)`."""
 
 
-class SourceReader(ABC):
+class InputReader(ABC):
     """Reads inputs for the encoder of a bundle. Threads may share it.
 
     Attributes:
@@ -46,14 +46,14 @@ class SourceReader(ABC):
         self.max_tokens = max_tokens
 
     @abstractmethod
-    def read(self, value: Any, *, truncate: bool = False) -> Source:
+    def read(self, value: Any, *, truncate: bool = False) -> ReadInput:
         """Return one input as token ids, pixels, a spectrogram or a wave."""
 
     @abstractmethod
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
+    def feeds(self, batch: Sequence[ReadInput]) -> Feeds:
         """Return graph inputs for a batch of sources; just one where each `is_alone`."""
 
-    def calls(self, batch: Sequence[Source]) -> list[Feeds]:
+    def calls(self, batch: Sequence[ReadInput]) -> list[Feeds]:
         """Return graph inputs for a batch of sources: one call, or one for each."""
         return [self.feeds([source]) for source in batch] if self.is_alone else [self.feeds(batch)]
 
@@ -61,7 +61,7 @@ class SourceReader(ABC):
         """Return the flag if it applies to this encoder; or InputError."""
         return checked_flag("truncate", truncate)
 
-    def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
+    def read_spans(self, value: Any, *, truncate: bool = False) -> ReadInput:
         """Return a text as token ids that know their characters; same errors as `read`."""
         raise no_tokenizer("text")
 

@@ -27,9 +27,9 @@ from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.inputs.audio import chunked, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.input_reader import InputReader, ReadInput
 from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.inputs.source import Source, SourceReader
-from ortolan.runtime.inputs.text_source import TextReader
+from ortolan.runtime.inputs.text_reader import TextReader
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Array = NDArray[np.float32]
@@ -37,7 +37,7 @@ Array = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
 
-def source_of(manifest: Manifest, tokenizer: Tokenizer | None) -> SourceReader:
+def reader_of(manifest: Manifest, tokenizer: Tokenizer | None) -> InputReader:
     """Return the reader of the inputs of a bundle's encoder."""
     match manifest.source:
         case None:
@@ -48,7 +48,7 @@ def source_of(manifest: Manifest, tokenizer: Tokenizer | None) -> SourceReader:
             return _MediaReader(media, manifest.context_length)
 
 
-class _MediaReader(SourceReader):
+class _MediaReader(InputReader):
     """Reads images or sounds."""
 
     def __init__(self, source: MediaSource, vectors: int) -> None:
@@ -73,7 +73,7 @@ class _MediaReader(SourceReader):
                 parts = list(read_chunks(value, spectrograms))
                 return _only(parts, spectrograms, advice="Split it, or call `transcribe`.")
 
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
+    def feeds(self, batch: Sequence[ReadInput]) -> Feeds:
         return media_feeds(batch, self._source)
 
 
@@ -84,7 +84,7 @@ def read_image(value: Any, source: ImageSource | PatchSource) -> Array:
     return read_whole(value, source)
 
 
-def media_feeds(batch: Sequence[Source], source: MediaSource) -> Feeds:
+def media_feeds(batch: Sequence[ReadInput], source: MediaSource) -> Feeds:
     """Return the graph inputs of images or sounds that were read."""
     match source:
         case PatchSource():

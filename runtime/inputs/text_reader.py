@@ -10,11 +10,11 @@ from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES, Feeds
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids
-from ortolan.runtime.inputs.source import Source, SourceReader
+from ortolan.runtime.inputs.input_reader import InputReader, ReadInput
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 
-class TextReader(SourceReader):
+class TextReader(InputReader):
     """Reads texts, pairs of texts and token ids."""
 
     def __init__(self, source: TextSource, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
@@ -27,8 +27,8 @@ class TextReader(SourceReader):
         self._types, self._has_pairs = source.types, source.pairs
         self._filler, self._padding = source.padding, manifest.tokens.pad or 0
 
-    def read(self, value: Any, *, truncate: bool = False) -> Source:
-        """See `SourceReader`."""
+    def read(self, value: Any, *, truncate: bool = False) -> ReadInput:
+        """See `InputReader`."""
         truncate = self.checked_truncate(truncate)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
@@ -42,7 +42,7 @@ class TextReader(SourceReader):
         missing = 0 if self._filler is None else self.max_tokens - len(ids)
         return ids + [self._filler or 0] * missing if missing else ids
 
-    def feeds(self, batch: Sequence[Source]) -> Feeds:
+    def feeds(self, batch: Sequence[ReadInput]) -> Feeds:
         """Return graph inputs; texts are padded on the right."""
         texts = pad(batch, padding=self._padding)
         if self._types > 1:
@@ -50,8 +50,8 @@ class TextReader(SourceReader):
             texts[TYPES] = pad(types, padding=0)[IDS]
         return texts
 
-    def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
-        """See `SourceReader`."""
+    def read_spans(self, value: Any, *, truncate: bool = False) -> ReadInput:
+        """See `InputReader`."""
         truncate = self.checked_truncate(truncate)
         if not isinstance(value, str):
             raise InputError(
@@ -66,7 +66,7 @@ class TextReader(SourceReader):
     def read_windows(
         self, question: str, context: str, *, max_tokens: int, stride: int
     ) -> list[WindowIds]:
-        """See `SourceReader`."""
+        """See `InputReader`."""
         tokenizer, _ = self._encoding("question and context", (), truncate=True)
         windows = tokenizer.pair_windows(question, context, max_tokens=max_tokens, stride=stride)
         if not any(windows[0].words):
