@@ -28,7 +28,7 @@ from ortolan.runtime.inputs.input_reader import Inputs
 from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
-from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
+from ortolan.runtime.transcription.ctc import CtcOptions, transcribe_ctc
 from ortolan.runtime.transcription.transcript import Transcript
 
 R = TypeVar("R")
@@ -290,14 +290,13 @@ class Encoder(Model):
             MissingExtraError: a package that reads sounds is not installed.
             TokenizerError: the bundle does not name its symbols.
         """
-        transcriber = CtcTranscriber(
-            self.manifest,
-            lambda wave_N: self._run(wave_call(self.rows, wave_N)),
-            options=options,
-        )
+
+        def compute(wave_N: NDArray[np.float32]) -> NDArray[np.float32]:
+            return self._run(wave_call(self.rows, wave_N))
+
         if isinstance(sound, list):
-            return [transcriber.whole(own) for own in sound]
-        return transcriber.whole(sound)
+            return [transcribe_ctc(own, self.manifest, compute, options) for own in sound]
+        return transcribe_ctc(sound, self.manifest, compute, options)
 
     def serve(self, **options: Unpack[EncoderServeOptions]) -> EncoderService:
         """Start a service, which computes many requests at once, from threads or asyncio.

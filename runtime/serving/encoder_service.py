@@ -21,7 +21,7 @@ from ortolan.runtime.inputs.input_reader import Inputs, is_batch
 from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
 from ortolan.runtime.serving.stats import Counts, EncoderStats, with_call
 from ortolan.runtime.serving.worker import Worker
-from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
+from ortolan.runtime.transcription.ctc import CtcOptions, transcribe_ctc
 from ortolan.runtime.transcription.transcript import Transcript
 
 R = TypeVar("R")
@@ -131,14 +131,14 @@ class EncoderService(BaseService):
             OrtolanError: as `embed` and `Encoder.transcribe`.
         """
         with self._counting_refusals() as parts:
-            transcriber = CtcTranscriber(
+            return transcribe_ctc(
+                sound,
                 self._engine.manifest,
                 lambda wave_N: parts.submit(
                     self._submit_call, wave_call(self._rows, wave_N), 0
                 ).result(),
-                options=options,
+                options,
             )
-            return transcriber.whole(sound)
 
     def stats(self) -> EncoderStats:
         """Current load, and totals since the start.

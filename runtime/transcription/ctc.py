@@ -11,9 +11,8 @@ Shape letters: N samples, T vectors, V symbols.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypedDict
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +51,7 @@ class CtcOptions(TypedDict, total=False):
     cancel: Cancel | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """A symbol at neighbouring vectors, from `start` to before `end`."""
 
     symbol: int
@@ -61,95 +59,89 @@ class _Run:
     end: int
 
 
-class CtcTranscriber:
-    """Transcribes with the encoder of a bundle."""
-
-    def __init__(self, manifest: Manifest, compute: Compute, *, options: CtcOptions) -> None:
-        source, output = manifest.source, manifest.output
-        if not isinstance(source, WaveSource) or output is None or output.kind != "ctc":
-            raise wrong_kind(
-                manifest, what="transcribe", expected="a bundle that turns sounds into text"
-            )
-        refuse_unknown("transcribe", options, CtcOptions.__optional_keys__)
-        if not output.labels or manifest.tokens.pad is None:
-            raise TokenizerError(
-                "The checkpoint of this bundle had no vocab.json, so the symbols of its logits are "
-                "not known. Call `logits`, or export it again with the file."
-            )
-        self._source, self._texts, self._blank = source, output.labels, manifest.tokens.pad
-        self._compute = compute
-        self._rate = options.get("rate")
-        self._cancelled = cancel_function(options.get("cancel"))
-
-    def whole(self, sound: Sound) -> Transcript:
-        """Transcribe a whole sound; see `Encoder.transcribe`."""
-        samples_N = read_samples(sound, self._source, rate=self._rate)
-        best, logprobs = self._most_probable(samples_N)
-        words = list(self._words(_runs(best)))
-        return Transcript(
-            segments=tuple(self._segment(part, logprobs) for part in self._parts(words)),
-            seconds=len(samples_N) / self._source.rate,
+def transcribe_ctc(
+    sound: Sound, manifest: Manifest, compute: Compute, options: CtcOptions
+) -> Transcript:
+    """Transcribe a whole sound; see `Encoder.transcribe`."""
+    source, output, blank = manifest.source, manifest.output, manifest.tokens.pad
+    if not isinstance(source, WaveSource) or output is None or output.kind != "ctc":
+        raise wrong_kind(
+            manifest, what="transcribe", expected="a bundle that turns sounds into text"
         )
-
-    def _most_probable(
-        self, samples_N: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the most probable symbol of every vector, and its log-probability, `(T,)` each."""
-        best, logprobs = [np.empty(0, np.int64)], [np.empty(0)]
-        for read, counts in windows(len(samples_N), self._source):
-            if self._cancelled is not None and self._cancelled():
-                break
-            wave_N = wave_of(samples_N[read], self._source)
-            logits_TV = self._compute(wave_N)[counts].astype(np.float64)
-            top_T = logits_TV.max(1)
-            best.append(logits_TV.argmax(1))
-            logprobs.append(-np.log(np.exp(logits_TV - top_T[:, None]).sum(1)))
-        return np.concatenate(best), np.concatenate(logprobs)
-
-    def _words(self, runs: Iterable[_Run]) -> Iterator[list[_Run]]:
-        """Split runs at spaces, without blanks."""
-        word: list[_Run] = []
-        for run in runs:
-            if run.symbol == self._blank:
-                continue
-            if self._texts[run.symbol] != SPACE:
-                word.append(run)
-            elif word:
-                yield word
-                word = []
-        if word:
-            yield word
-
-    def _parts(self, words: Sequence[list[_Run]]) -> Iterator[Sequence[list[_Run]]]:
-        """Split words at pauses."""
-        pause = PAUSE_S / self._source.step_s
-        first = 0
-        for place in range(1, len(words)):
-            if words[place][0].start - words[place - 1][-1].end >= pause:
-                yield words[first:place]
-                first = place
-        if words:
-            yield words[first:]
-
-    def _segment(self, words: Sequence[list[_Run]], logprobs_T: NDArray[np.float64]) -> Segment:
-        first, last = words[0][0], words[-1][-1]
-        step = self._source.step_s
-        spoken = tuple(
-            Word(
-                start=word[0].start * step,
-                end=word[-1].end * step,
-                text="".join(self._texts[run.symbol] for run in word),
-            )
-            for word in words
+    refuse_unknown("transcribe", options, CtcOptions.__optional_keys__)
+    if not output.labels or blank is None:
+        raise TokenizerError(
+            "The checkpoint of this bundle had no vocab.json, so the symbols of its logits are "
+            "not known. Call `logits`, or export it again with the file."
         )
-        return Segment(
-            start=first.start * step,
-            end=last.end * step,
-            text=SPACE.join(word.text for word in spoken),
-            tokens=tuple(run.symbol for word in words for run in word),
-            logprob=float(logprobs_T[first.start : last.end].mean()),
-            words=spoken,
+    is_cancelled = cancel_function(options.get("cancel"))
+    samples_N = read_samples(sound, source, rate=options.get("rate"))
+    best, logprobs = [np.empty(0, np.int64)], [np.empty(0)]
+    for read, counts in windows(len(samples_N), source):
+        if is_cancelled is not None and is_cancelled():
+            break
+        logits_TV = compute(wave_of(samples_N[read], source))[counts].astype(np.float64)
+        best.append(logits_TV.argmax(1))
+        logprobs.append(-np.log(np.exp(logits_TV - logits_TV.max(1)[:, None]).sum(1)))
+    runs = [run for run in _runs(np.concatenate(best)) if run.symbol != blank]
+    logprobs_T, texts = np.concatenate(logprobs), output.labels
+    return Transcript(
+        segments=tuple(
+            _segment(words, logprobs_T, texts, source.step_s)
+            for words in _parted(_words(runs, texts), PAUSE_S / source.step_s)
+        ),
+        seconds=len(samples_N) / source.rate,
+    )
+
+
+def _runs(best_T: NDArray[np.int64]) -> Iterator[_Run]:
+    """Join neighbours that are equal."""
+    cuts = [0, *(np.flatnonzero(np.diff(best_T)) + 1).tolist(), len(best_T)]
+    for start, end in pairwise(cuts):
+        if start < end:
+            yield _Run(int(best_T[start]), start, end)
+
+
+def _words(runs: Iterable[_Run], texts: Sequence[str]) -> Iterator[list[_Run]]:
+    """Split runs at spaces."""
+    for is_space, word in groupby(runs, lambda run: texts[run.symbol] == SPACE):
+        if not is_space:
+            yield list(word)
+
+
+def _parted(words: Iterable[list[_Run]], pause: float) -> list[list[list[_Run]]]:
+    """Split words at pauses of this number of vectors."""
+    parts: list[list[list[_Run]]] = []
+    for word in words:
+        if not parts or word[0].start - parts[-1][-1][-1].end >= pause:
+            parts.append([])
+        parts[-1].append(word)
+    return parts
+
+
+def _segment(
+    words: Sequence[list[_Run]],
+    logprobs_T: NDArray[np.float64],
+    texts: Sequence[str],
+    step_s: float,
+) -> Segment:
+    first, last = words[0][0], words[-1][-1]
+    spoken = tuple(
+        Word(
+            start=word[0].start * step_s,
+            end=word[-1].end * step_s,
+            text="".join(texts[run.symbol] for run in word),
         )
+        for word in words
+    )
+    return Segment(
+        start=first.start * step_s,
+        end=last.end * step_s,
+        text=SPACE.join(word.text for word in spoken),
+        tokens=tuple(run.symbol for word in words for run in word),
+        logprob=float(logprobs_T[first.start : last.end].mean()),
+        words=spoken,
+    )
 
 
 def windows(samples: int, source: WaveSource) -> Iterator[tuple[slice, slice]]:
@@ -180,11 +172,3 @@ def windows(samples: int, source: WaveSource) -> Iterator[tuple[slice, slice]]:
             slice(side if start else 0, None if is_last else longest - side),
         )
         start += longest - 2 * side
-
-
-def _runs(best_T: NDArray[np.int64]) -> Iterator[_Run]:
-    """Join neighbours that are equal."""
-    cuts = [0, *(np.flatnonzero(np.diff(best_T)) + 1).tolist(), len(best_T)]
-    for start, end in pairwise(cuts):
-        if start < end:
-            yield _Run(int(best_T[start]), start, end)

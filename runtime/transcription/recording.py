@@ -57,10 +57,11 @@ class Windows(ABC):
 
     step: int
 
-    def __init__(self, source: AudioSource | WaveSource, samples_N: Array) -> None:
-        self._rate = source.rate
+    def __init__(self, rate: int, samples_N: Array | None) -> None:
+        self._rate = rate
         self._at = 0
-        self._samples_N = samples_N  # from the current window on
+        # from the current window on
+        self._samples_N = np.zeros(0, np.float32) if samples_N is None else samples_N
 
     @property
     def start(self) -> float:
@@ -107,16 +108,24 @@ def windows_of(
     """Return the windows of a whole sound, or of one that is recorded (`None`)."""
     if isinstance(source, WaveSource):
         return _WaveParts(samples_N, source, context_length, tokens_per_second)
-    return _Spectrograms(source) if samples_N is None else _Spectrogram(samples_N, source)
+    return _Spectrograms(samples_N, source)
 
 
 class _Spectrograms(Windows):
-    """A sound that grows. Each window has its own scale, since what follows is not known."""
+    """Spectrograms of a sound. Its loudest part sets the scale of all, as in training.
 
-    def __init__(self, source: AudioSource, samples_N: Array | None = None) -> None:
-        super().__init__(source, np.zeros(0, np.float32) if samples_N is None else samples_N)
+    Of a sound that grows, each has its own scale, since what follows is not known.
+    """
+
+    def __init__(self, samples_N: Array | None, source: AudioSource) -> None:
         self._source = source
         self.step = source.frames // source.vectors * source.hop
+        self._whole_MF = None
+        if samples_N is not None:
+            self._whole_MF = log_mel(samples_N, source, least=source.samples)
+            # the shortest sound has a frame
+            samples_N = np.pad(samples_N, (0, max(0, source.hop - len(samples_N))))
+        super().__init__(source.rate, samples_N)
 
     @property
     def is_full(self) -> bool:
@@ -128,27 +137,15 @@ class _Spectrograms(Windows):
         return min(len(self._samples_N) // hop * hop, self._source.samples)
 
     def window(self) -> Window:
+        source, size = self._source, self._source.frames
+        if self._whole_MF is None:
+            features_MF = log_mel(self._samples_N[: source.samples], source, least=source.samples)
+        else:
+            first = self._at // source.hop
+            features_MF = self._whole_MF[:, first : first + size]
+            features_MF = np.pad(features_MF, ((0, 0), (0, size - features_MF.shape[1])))
         vectors = max(1, self._size // self.step)
-        seconds = vectors * self._source.step_s
-        return Window(source=self._features(), vectors=vectors, seconds=seconds)
-
-    def _features(self) -> Array:
-        samples = self._source.samples
-        return log_mel(self._samples_N[:samples], self._source, least=samples)
-
-
-class _Spectrogram(_Spectrograms):
-    """A whole sound. Its loudest part sets the scale of all windows, as in training."""
-
-    def __init__(self, samples_N: Array, source: AudioSource) -> None:
-        # the shortest sound has a frame
-        super().__init__(source, np.pad(samples_N, (0, max(0, source.hop - len(samples_N)))))
-        self._features_MF = log_mel(samples_N, source, least=source.samples)
-
-    def _features(self) -> Array:
-        size, first = self._source.frames, self._at // self._source.hop
-        window_MF = self._features_MF[:, first : first + size]
-        return np.pad(window_MF, ((0, 0), (0, size - window_MF.shape[1])))
+        return Window(source=features_MF, vectors=vectors, seconds=vectors * source.step_s)
 
 
 class _WaveParts(Windows):
@@ -157,7 +154,7 @@ class _WaveParts(Windows):
     def __init__(
         self, samples_N: Array | None, source: WaveSource, context_length: int, pace: float
     ) -> None:
-        super().__init__(source, np.zeros(0, np.float32) if samples_N is None else samples_N)
+        super().__init__(source.rate, samples_N)
         self._source, self._pace, self.step = source, pace, source.hop
         room = int((context_length - 1) / pace * source.rate)
         self._longest = min(source.samples, room)
