@@ -32,6 +32,8 @@ from ortolan.runtime.jinja.template import Template
 
 _PROBE = "a text to be found again"
 
+_Render = Callable[[Mapping[str, Any]], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -117,13 +119,17 @@ class ChatTemplate:
             add_generation_prompt = False
             tag = f"{Marks.absent_from([*_strings(data), *_strings(extra), self.source]).start} "
             continues = _tagged(data["messages"], tag)
-        constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
-        encoded = partial(self._encoded, constants, tag=tag, max_tokens=max_tokens)
         keys = "\0".join(_keys(data))  # which get no marks
         token = next((text for text in self.control.values() if text in keys), None)
         if token is not None:
             raise ChatError(f"A key contains the control token {token!r}. Rename it.")
-        return replace(self._fit(encoded, {**data, **extra}), continues=continues)
+        constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
+        render = partial(self._rendered, constants, datetime.now())
+        data, text = _fitted({**data, **extra}, render)
+        if max_tokens is not None:
+            self.tokenizer.check_length(text, max_tokens)
+        _check_shown(data, text, render, self.source)
+        return replace(self._encoded(data, text, render, tag), continues=continues)
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -151,43 +157,15 @@ class ChatTemplate:
         name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
 
-    def _fit(self, encoded: Callable[[dict[str, Any]], Prompt], data: dict[str, Any]) -> Prompt:
-        """Render messages in the first form that the template accepts.
+    def _rendered(
+        self, constants: Mapping[str, Any], now: datetime, data: Mapping[str, Any]
+    ) -> str:
+        functions = {"raise_exception": _refuse}
+        return self._template(data).render({**constants, **data}, functions=functions, now=now)
 
-        Case 1: unchanged.
-        Case 2: a list of parts becomes its text.
-        Case 3: as in case 2, and arguments of calls become JSON.
-        """
-        messages = data["messages"]
-        joined = [*map(with_joined_text, messages)]
-        with_json = [*map(with_json_arguments, joined)]
-        errors: list[ChatError | ChatTemplateError] = []
-        for form in [messages, *(form for form in (joined, with_json) if form != messages)]:
-            try:
-                return encoded({**data, "messages": form})
-            except (PartsError, ChatTemplateError) as error:
-                errors.append(error)
-        raise errors[0]
-
-    def _encoded(
-        self,
-        constants: Mapping[str, Any],
-        data: dict[str, Any],
-        *,
-        tag: str,
-        max_tokens: int | None,
-    ) -> Prompt:
-        """Render and encode up to the tag, without control tokens in the user's texts."""
-        now = datetime.now()
-
-        def render(data: Mapping[str, Any]) -> str:
-            functions = {"raise_exception": _refuse}
-            return self._template(data).render({**constants, **data}, functions=functions, now=now)
-
-        text, strings = render(data), [*_strings(data)]
-        if max_tokens is not None:
-            self.tokenizer.check_length(text, max_tokens)
-        _check_shown(data, text, render, self.source)
+    def _encoded(self, data: dict[str, Any], text: str, render: _Render, tag: str) -> Prompt:
+        """Encode a prompt up to the tag, without control tokens in the user's texts."""
+        strings = [*_strings(data)]
         marks = Marks.absent_from([*strings, self.source, text])
         try:
             again = unmarked(render(marked(data, marks)), marks)
@@ -202,9 +180,26 @@ class ChatTemplate:
         return Prompt(encode(self.tokenizer, self.control, text, spans), text)
 
 
-def _check_shown(
-    data: Mapping[str, Any], text: str, render: Callable[[Mapping[str, Any]], str], source: str
-) -> None:
+def _fitted(data: dict[str, Any], render: _Render) -> tuple[dict[str, Any], str]:
+    """The first form of the messages that the template accepts, and its text.
+
+    Case 1: unchanged.
+    Case 2: a list of parts becomes its text.
+    Case 3: as in case 2, and arguments of calls become JSON.
+    """
+    messages = data["messages"]
+    joined = [*map(with_joined_text, messages)]
+    with_json = [*map(with_json_arguments, joined)]
+    errors: list[ChatError | ChatTemplateError] = []
+    for form in [messages, *(form for form in (joined, with_json) if form != messages)]:
+        try:
+            return {**data, "messages": form}, render({**data, "messages": form})
+        except (PartsError, ChatTemplateError) as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _check_shown(data: Mapping[str, Any], text: str, render: _Render, source: str) -> None:
     """Check that the model sees instructions and results; templates know some roles only."""
     messages = data["messages"]
     everything = "\0".join([source, *_strings(data)])
