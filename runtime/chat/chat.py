@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Wrapping
 from ortolan.runtime.chat.call_frame import Frame, frame_of
-from ortolan.runtime.chat.chat_options import ChatOptions, check_choice, functions_of, split
+from ortolan.runtime.chat.chat_options import ChatOptions, check_choice, split
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
 from ortolan.runtime.chat.messages import Message, check_messages, check_only_text
 from ortolan.runtime.chat.parser import ReplyParser
@@ -61,7 +60,11 @@ class Chat:
             raise no_tokenizer("chat")
         source, special_tokens = read_chat_template(bundle, tokenizer)
         self._manifest = bundle.manifest
-        images = _images(bundle.manifest, tokenizer)
+        features, images = bundle.manifest.features, None
+        if features is not None and isinstance(features.wrapping, Wrapping):
+            # what the template writes for an image, and what the model reads instead
+            text = wrapped(tokenizer.text_of(features.token), features)
+            images = features.wrapping.marker, text
         self.template = ChatTemplate(source, tokenizer, special_tokens, images)
         self._showing = cache(tokenizer.showing)
 
@@ -84,7 +87,10 @@ class Chat:
             )
         if not prompt.text.endswith(form.begun):
             form = replace(form, begun="")
-        is_reasoning = _is_reasoning(prompt, form)
+        opens = form.reasoning.open
+        is_reasoning = opens != "" and prompt.text.rstrip().endswith(opens)
+        if prompt.continues:
+            is_reasoning = prompt.continues == "reasoning_content"
         request = {"sampling": "model", **request}
         if tools and choice != "auto":
             if request.get("grammar") is not None:
@@ -138,10 +144,11 @@ class Chat:
                 "This model cannot call a tool in the middle of an answer. Start a new answer, or "
                 "use tool_choice='auto'."
             )
+        offered = [tool["function"] for tool in tools]
         return call_grammar(
             self._frame,
             form,
-            [f for f in functions_of(tools) if choice in ("required", f["name"])],
+            [function for function in offered if choice in ("required", function["name"])],
             self.template.control,
             is_reasoning=is_reasoning,
             several=choice == "required",
@@ -159,19 +166,3 @@ class Chat:
         if not missing or options.get("ignore_eos", False):
             return options
         return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *missing]}
-
-
-def _images(manifest: Manifest, tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """The text that a template writes for an image, and the one that the model reads instead."""
-    features = manifest.features
-    if features is None or not isinstance(features.wrapping, Wrapping):
-        return None
-    return features.wrapping.marker, wrapped(tokenizer.text_of(features.token), features)
-
-
-def _is_reasoning(prompt: Prompt, form: Format) -> bool:
-    """Whether the reply starts inside reasoning."""
-    if prompt.continues:
-        return prompt.continues == "reasoning_content"
-    opens = form.reasoning.open
-    return opens != "" and prompt.text.rstrip().endswith(opens)

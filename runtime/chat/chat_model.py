@@ -121,7 +121,7 @@ class ChatModel(Model, ABC):
             is_free = bool(kept) and not kept[0].is_busy
             last = kept[0] if is_free else LastPrompt(self._engine)
             kept[:] = [last] if is_reused else []
-            return self._replies(messages, options, last=last)
+            return self._replies(messages, options, last)
 
         return Conversation(
             answer, self.identity, system=system, tools=tools, variables=variables,
@@ -140,11 +140,7 @@ class ChatModel(Model, ABC):
         return Chat(self.bundle, self.tokenizer)
 
     def _replies(
-        self,
-        messages: Sequence[Message],
-        options: ChatOptions,
-        *,
-        last: LastPrompt | None = None,
+        self, messages: Sequence[Message], options: ChatOptions, last: LastPrompt | None = None
     ) -> ReplyStream:
         question = self._chat.question(messages, options)
         texts = self._texts(

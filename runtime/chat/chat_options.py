@@ -49,7 +49,7 @@ def check_choice(choice: Any, tools: Sequence[Message]) -> str:
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, Mapping) else choice
         words = ()
-    names = [function["name"] for function in functions_of(tools)]
+    names = [tool["function"]["name"] for tool in tools]
     if not isinstance(choice, str) or choice not in (*words, *names):
         raise ChatError(
             "tool_choice must be 'none', 'auto', 'required' or the name of a tool "
@@ -58,8 +58,3 @@ def check_choice(choice: Any, tools: Sequence[Message]) -> str:
     if choice == "required" and not names:
         raise ChatError("tool_choice='required' needs tools. Pass some.")
     return choice
-
-
-def functions_of(tools: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """Return the function of each tool."""
-    return [tool["function"] for tool in tools]
