@@ -13,6 +13,8 @@ from typing import Any
 from ortolan.runtime import Manifest, load, open_bundle
 from ortolan.runtime.bundle.adapter_folder import Adapter, open_adapter
 from ortolan.runtime.errors import AdapterError, BundleKindError, InputError, MemoryPlanError
+from ortolan.runtime.serving.encoder_service import EncoderServeOptions
+from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions
 from ortolan.runtime.serving.service import ServeOptions
 from ortolan.server.errors import ApiError
 from ortolan.server.settings import Settings
@@ -24,8 +26,8 @@ RELOAD_PAUSE_S = 30.0
 
 _OPTIONS_OF_KIND = {
     "decoder": ServeOptions.__optional_keys__,
-    "encoder": {"queue"},
-    "encoder-decoder": {"slots", "queue"},
+    "encoder": EncoderServeOptions.__optional_keys__,
+    "encoder-decoder": Seq2SeqServeOptions.__optional_keys__,
 }
 """Options of `serve` by kind of bundle."""
 

@@ -81,20 +81,11 @@ class MessageCall(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """The answer of the model."""
-
-    content: str | None
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[MessageCall] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Delta(msgspec.Struct, kw_only=True):
-    """Addition of a chunk to the message."""
+    """The answer of the model, or what a chunk adds to it."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[MessageCall] | msgspec.UnsetType = msgspec.UNSET
 
@@ -115,7 +106,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     """Part of one of `n` answers."""
 
     index: int
-    delta: Delta
+    delta: Message
     finish_reason: Finish | None = None
     logprobs: ChoiceLogprobs | None = None
 
@@ -195,7 +186,7 @@ class _Reader:
 
     async def parts(self) -> AsyncIterator[ChunkChoice]:
         """Yield the choices of the chunks."""
-        yield self._part(Delta(role="assistant", content=""))
+        yield self._part(Message(role="assistant", content=""))
         calls, unsent = 0, None
         async for piece in self._pieces:
             logprobs = logprobs_of(piece.logprobs or None, self._tokenizer)
@@ -207,7 +198,7 @@ class _Reader:
                 logprobs = None
             calls += piece.tool_call is not None
         reply = await self._reply()
-        yield self._part(Delta(), unsent, _finish(reply))
+        yield self._part(Message(), unsent, _finish(reply))
 
     async def whole(self) -> ChatChoice:
         """Wait for the choice of the answer."""
@@ -216,6 +207,8 @@ class _Reader:
         return ChatChoice(
             index=self._index,
             message=Message(
+                role="assistant",
+                refusal=None,
                 content=None if calls and not reply.content else reply.content,
                 reasoning_content=reply.reasoning or msgspec.UNSET,
                 tool_calls=calls or msgspec.UNSET,
@@ -225,7 +218,7 @@ class _Reader:
         )
 
     def _part(
-        self, delta: Delta, logprobs: ChoiceLogprobs | None = None, finish: Finish | None = None
+        self, delta: Message, logprobs: ChoiceLogprobs | None = None, finish: Finish | None = None
     ) -> ChunkChoice:
         return ChunkChoice(index=self._index, delta=delta, finish_reason=finish, logprobs=logprobs)
 
@@ -247,13 +240,13 @@ def _finish(reply: Reply) -> Finish:
     return "tool_calls" if reply.tool_calls else "stop"
 
 
-def _deltas(piece: Piece, index: int) -> list[Delta]:
+def _deltas(piece: Piece, index: int) -> list[Message]:
     """Turn a piece into deltas, for a message that already has `index` calls."""
     if piece.tool_call is not None:  # first its id and name, then its arguments
         call = _call(piece.tool_call)
         arguments = MessageCall(index=index, function=Function(arguments=call.function.arguments))
         call.index, call.function.arguments = index, ""
-        return [Delta(tool_calls=[call]), Delta(tool_calls=[arguments])]
+        return [Message(tool_calls=[call]), Message(tool_calls=[arguments])]
     if piece.reasoning:
-        return [Delta(reasoning_content=piece.reasoning)]
-    return [Delta(content=piece.content)] if piece.content else []
+        return [Message(reasoning_content=piece.reasoning)]
+    return [Message(content=piece.content)] if piece.content else []

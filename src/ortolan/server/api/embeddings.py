@@ -86,7 +86,7 @@ def expect_texts(served: ServedModel, *, what: str) -> TextSource:
     source = served.model.manifest.source
     if not isinstance(source, TextSource):
         raise ApiError(
-            f"The model {served.name!r} reads images, and the server accepts texts only.",
+            f"The model {served.name!r} reads {source.words}, and the server accepts texts only.",
             param="model",
         )
     return source

@@ -1,6 +1,7 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as clients of llama.cpp and vLLM send them."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from ortolan.runtime.errors import ChatTemplateError
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
+from ortolan.server.models import ServedModel
 
 
 class TokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,10 @@ class TokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if [self.content, self.prompt, self.messages].count(None) != 2:
+            raise ApiError("Send one of content, prompt and messages.", param="content")
 
 
 class DetokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
@@ -55,8 +61,6 @@ class Content(msgspec.Struct, kw_only=True):
 async def tokenize(call: Call, body: TokenizeBody) -> Tokens:
     """Turn a text or messages into token ids."""
     served = await call.model(body.model)
-    if [body.content, body.prompt, body.messages].count(None) != 2:
-        raise ApiError("Send one of content, prompt and messages.", param="content")
     if body.messages is not None:
         served.expect("decoder", what="chat")
         prompt = await asyncio.to_thread(
@@ -69,10 +73,11 @@ async def tokenize(call: Call, body: TokenizeBody) -> Tokens:
         )
         ids = prompt.ids
     else:
-        is_special = body.add_special if body.prompt is None else True
+        text, is_special = body.prompt, True
+        if text is None:
+            text, is_special = body.content, body.add_special
         if body.add_special_tokens is not None:
             is_special = body.add_special_tokens
-        text = body.content if body.prompt is None else body.prompt
         encode = _tokenizer(served).encode
         ids = await asyncio.to_thread(encode, text, add_special_tokens=is_special)
     return Tokens(tokens=ids, count=len(ids), max_model_len=served.model.manifest.context_length)
@@ -89,27 +94,28 @@ async def detokenize(call: Call, body: DetokenizeBody) -> Content:
 async def tokenizer_info(call: Call) -> dict[str, Any]:
     """Describe the tokenizer of the first model, or of the one in the query, `?model=NAME`."""
     served = await call.model(call.query.get("model"))
-    tokenizer, tokens = _tokenizer(served), served.model.manifest.tokens
-    named = {"bos": tokens.bos, "eos": next(iter(tokens.eos), None), "pad": tokens.pad}
-    ids = {name: [] if token is None else [token] for name, token in named.items()}
-    texts = {
-        f"{name}_token": tokenizer.decode(token, skip_special_tokens=False) or None
-        for name, token in ids.items()
-    }
-    try:
-        template = served.model.chat_template.source if served.model.kind == "decoder" else None
-    except ChatTemplateError:
-        template = None
+    tokenizer, manifest = _tokenizer(served), served.model.manifest
+
+    def text(token: int | None) -> str | None:
+        ids = [] if token is None else [token]
+        return tokenizer.decode(ids, skip_special_tokens=False) or None
+
+    template = None
+    if served.model.kind == "decoder":
+        with suppress(ChatTemplateError):
+            template = served.model.chat_template.source
     return {
         "model": served.name,
-        "vocab_size": served.model.manifest.vocab_size,
-        "model_max_length": served.model.manifest.context_length,
-        **texts,
+        "vocab_size": manifest.vocab_size,
+        "model_max_length": manifest.context_length,
+        "bos_token": text(manifest.tokens.bos),
+        "eos_token": text(next(iter(manifest.tokens.eos), None)),
+        "pad_token": text(manifest.tokens.pad),
         "chat_template": template,
     }
 
 
-def _tokenizer(served: Any) -> Any:
+def _tokenizer(served: ServedModel) -> Any:
     if served.model.tokenizer is None:
         raise TokenizerError(f"The model {served.name!r} has no tokenizer.")
     return served.model.tokenizer

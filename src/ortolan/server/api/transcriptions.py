@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import PlainTextResponse
 
-from ortolan.runtime import InputError, Sampling, Segment, Transcript
+from ortolan.runtime import InputError, Sampling, Transcript
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
@@ -56,18 +56,18 @@ class TranscriptionBody(TranslationBody, kw_only=True, forbid_unknown_fields=Tru
 class SegmentReply(msgspec.Struct, kw_only=True):
     """A segment, with times in seconds."""
 
-    id: int
+    id: int = 0
     start: float
     end: float
     text: str
     tokens: tuple[int, ...]
-    avg_logprob: float
+    logprob: float = msgspec.field(name="avg_logprob")
 
 
 class WordReply(msgspec.Struct, kw_only=True):
     """A word, with times in seconds."""
 
-    word: str
+    text: str = msgspec.field(name="word")
     start: float
     end: float
 
@@ -84,40 +84,29 @@ class TranscriptionReply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 async def transcribe(call: Call, body: TranscriptionBody) -> TranscriptionReply | PlainTextResponse:
-    """Write down what is said, in its language."""
-    given = {} if body.language is None else {"language": body.language}
-    words = "word" in (body.granularities or ())
-    return await _answer(call, body, given, task="transcribe", words=words)
+    """Transcribe a sound in its language."""
+    own = {} if body.language is None else {"language": body.language}
+    granularities = body.granularities or ["segment"]
+    return await _answer(call, body, own, task="transcribe", has_words="word" in granularities)
 
 
 async def translate(call: Call, body: TranslationBody) -> TranscriptionReply | PlainTextResponse:
-    """Write down what is said, in English."""
-    return await _answer(call, body, {"translate": True}, task="translate")
+    """Translate a sound into English text."""
+    return await _answer(call, body, {"translate": True}, task="translate", has_words=False)
 
 
 async def _answer(
-    call: Call,
-    body: TranslationBody,
-    given: Mapping[str, Any],
-    *,
-    task: str,
-    words: bool = False,
+    call: Call, body: TranslationBody, own: Mapping[str, Any], *, task: str, has_words: bool
 ) -> TranscriptionReply | PlainTextResponse:
     served = await call.model(body.model)
-    if body.temperature:
-        given = {**given, "sampling": Sampling(temperature=body.temperature)}
     cancelled = threading.Event()
+    options = {**own, **served.options, "cancel": cancelled}
+    if body.temperature:
+        options["sampling"] = Sampling(temperature=body.temperature)
+    work = partial(served.service.transcribe, body.file, **options)
     try:
-        transcript: Transcript = await asyncio.get_running_loop().run_in_executor(
-            THREADS,
-            partial(
-                served.service.transcribe,
-                body.file,
-                **given,
-                **served.options,
-                cancel=cancelled,
-            ),
-        )
+        loop = asyncio.get_running_loop()
+        transcript: Transcript = await loop.run_in_executor(THREADS, work)
     finally:
         cancelled.set()  # a thread cannot be stopped, but what it generates can
     match body.response_format:
@@ -128,39 +117,33 @@ async def _answer(
         case "vtt":
             return PlainTextResponse(transcript.vtt, media_type="text/vtt")
         case "verbose_json":
-            return TranscriptionReply(
-                text=transcript.text,
-                task=task,
-                language=transcript.language,
-                duration=transcript.seconds,
-                segments=[_segment(number, own) for number, own in enumerate(transcript.segments)],
-                words=_words(transcript, served) if words else None,
-            )
+            return _verbose(transcript, served, task=task, has_words=has_words)
         case _:
             return TranscriptionReply(text=transcript.text)
 
 
-def _segment(number: int, segment: Segment) -> SegmentReply:
-    return SegmentReply(
-        id=number,
-        start=segment.start,
-        end=segment.end,
-        text=segment.text,
-        tokens=segment.tokens,
-        avg_logprob=segment.logprob,
+def _verbose(
+    transcript: Transcript, served: ServedModel, *, task: str, has_words: bool
+) -> TranscriptionReply:
+    segments = msgspec.convert(transcript.segments, list[SegmentReply], from_attributes=True)
+    for number, segment in enumerate(segments):
+        segment.id = number
+    words = None
+    if has_words:
+        if any(segment.text and not segment.words for segment in transcript.segments):
+            raise ApiError(
+                f"The model {served.name!r} gives no times of words. Ask for those of "
+                "segments, or choose a model with CTC, such as wav2vec 2.0.",
+                code=InputError.code,
+                param="timestamp_granularities[]",
+            )
+        spoken = [word for segment in transcript.segments for word in segment.words]
+        words = msgspec.convert(spoken, list[WordReply], from_attributes=True)
+    return TranscriptionReply(
+        text=transcript.text,
+        task=task,
+        language=transcript.language,
+        duration=transcript.seconds,
+        segments=segments,
+        words=words,
     )
-
-
-def _words(transcript: Transcript, served: ServedModel) -> list[WordReply]:
-    if any(segment.text and not segment.words for segment in transcript.segments):
-        raise ApiError(
-            f"The model {served.name!r} gives no times of words. Ask for those of "
-            "segments, or choose a model with CTC, such as wav2vec 2.0.",
-            code=InputError.code,
-            param="timestamp_granularities[]",
-        )
-    return [
-        WordReply(word=word.text, start=word.start, end=word.end)
-        for segment in transcript.segments
-        for word in segment.words
-    ]

@@ -3,21 +3,17 @@
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ortolan.runtime import Piece, Reply, Tokenizer, ToolCall
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
 from ortolan.server.api.replies import ReplyPieces
+from ortolan.server.api.responses.items import Item, Part
 from ortolan.server.api.responses.resource import (
     CachedTokens,
     Event,
-    FunctionCall,
     IncompleteDetails,
-    OutputMessage,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
     ReasoningTokens,
     Response,
     ResponseError,
@@ -44,7 +40,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._at_end = at_end
         self._count = 0
-        self._open: OutputMessage | ReasoningItem | None = None
+        self._open: tuple[Item, Part] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._reasoning_tokens = 0
@@ -73,11 +69,11 @@ class Answer:
             yield from self._call(piece.tool_call)
         elif piece.reasoning:
             self._reasoning_tokens += len(piece.tokens)
-            yield from self._reopened(ReasoningItem)
+            yield from self._reopened("reasoning")
             self._texts.append(piece.reasoning)
             yield self._part_event("reasoning.delta", delta=piece.reasoning)
         elif piece.content:
-            yield from self._reopened(OutputMessage)
+            yield from self._reopened("message")
             self._texts.append(piece.content)
             scored = logprobs_of(piece.logprobs, self._tokenizer)
             logprobs = [] if scored is None else scored.content
@@ -87,8 +83,8 @@ class Answer:
     def _finished(self, reply: Reply) -> Iterator[Event]:
         response, timings = self.response, reply.completion.timings
         is_cut = reply.completion.finish_reason == "length"
-        if not is_cut and all(isinstance(item, ReasoningItem) for item in response.output):
-            yield from self._reopened(OutputMessage)  # an empty answer
+        if not is_cut and all(item.type == "reasoning" for item in response.output):
+            yield from self._reopened("message")  # an empty answer
         response.status = "incomplete" if is_cut else "completed"
         yield from self._close(response.status)
         response.usage = ResponseUsage(
@@ -105,58 +101,73 @@ class Answer:
         self._at_end(response)
         yield self._event(response.status, response=response)
 
-    def _reopened(self, kind: type[OutputMessage | ReasoningItem]) -> Iterator[Event]:
-        """Close the open item and begin one of a kind, unless it is of that kind."""
-        if isinstance(self._open, kind):
+    def _reopened(self, kind: Literal["message", "reasoning"]) -> Iterator[Event]:
+        """Close the open item and begin one of a type, unless it is of that type."""
+        if self._open is not None and self._open[0].type == kind:
             return
         yield from self._close("completed")
-        is_message = kind is OutputMessage
-        part = OutputText() if is_message else ReasoningText()
-        self._open = kind(id=new_id("msg_" if is_message else "rs_"))
         self._texts, self._logprobs = [], []
-        self.response.output.append(self._open)
-        yield self._item_event("added")
-        self._open.content.append(part)  # type: ignore[arg-type]  # of the same kind
+        if kind == "message":
+            item = Item(id=new_id("msg_"), role="assistant", content=[], status="in_progress")
+            part = Part(type="output_text", text="", annotations=[], logprobs=[])
+        else:
+            item = Item(id=new_id("rs_"), type=kind, summary=[], content=[], status="in_progress")
+            part = Part(type="reasoning_text", text="")
+        yield self._added(item)
+        self._open, item.content = (item, part), [part]
         yield self._part_event("content_part.added", part=part)
 
     def _close(self, status: Status) -> Iterator[Event]:
         """End the open item, if any."""
         if self._open is None:
             return
-        (part,) = self._open.content
+        (item, part), self._open = self._open, None
         part.text = "".join(self._texts)
-        if isinstance(part, OutputText):
+        if item.type == "message":
             part.logprobs = self._logprobs
             yield self._part_event("output_text.done", text=part.text, logprobs=part.logprobs)
         else:
             yield self._part_event("reasoning.done", text=part.text)
         yield self._part_event("content_part.done", part=part)
-        self._open.status = status
-        yield self._item_event("done")
-        self._open = None
+        yield self._done(status)
 
     def _call(self, call: ToolCall) -> Iterator[Event]:
-        item = FunctionCall(id=new_id("fc_"), call_id=call.id, name=call.name)
-        self.response.output.append(item)
-        yield self._item_event("added")
+        item = Item(
+            id=new_id("fc_"),
+            type="function_call",
+            call_id=call.id,
+            name=call.name,
+            arguments="",
+            status="in_progress",
+        )
+        yield self._added(item)
         item.arguments = json.dumps(call.arguments, ensure_ascii=False)
-        place = {"item_id": item.id, "output_index": len(self.response.output) - 1}
-        yield self._event("function_call_arguments.delta", delta=item.arguments, **place)
+        yield self._newest("function_call_arguments.delta", delta=item.arguments)
         done = {"name": item.name, "arguments": item.arguments}
-        yield self._event("function_call_arguments.done", **done, **place)
-        item.status = "completed"
-        yield self._item_event("done")
+        yield self._newest("function_call_arguments.done", **done)
+        yield self._done("completed")
+
+    def _added(self, item: Item) -> Event:
+        self.response.output.append(item)
+        return self._item_event("output_item.added")
+
+    def _done(self, status: Status) -> Event:
+        self.response.output[-1].status = status
+        return self._item_event("output_item.done")
 
     def _item_event(self, change: str) -> Event:
         """An event of the newest item."""
         output = self.response.output
-        return self._event(f"output_item.{change}", output_index=len(output) - 1, item=output[-1])
+        return self._event(change, output_index=len(output) - 1, item=output[-1])
 
     def _part_event(self, change: str, **fields: Any) -> Event:
-        """An event of the newest item, which has a single part."""
+        """An event of the part of the newest item."""
+        return self._newest(change, content_index=0, **fields)
+
+    def _newest(self, change: str, **fields: Any) -> Event:
+        """An event inside of the newest item."""
         output = self.response.output
-        place = {"item_id": output[-1].id, "output_index": len(output) - 1, "content_index": 0}
-        return self._event(change, **place, **fields)
+        return self._event(change, item_id=output[-1].id, output_index=len(output) - 1, **fields)
 
     def _event(self, change: str, **fields: Any) -> Event:
         self._count += 1

@@ -17,7 +17,7 @@ from ortolan.server.api.responses.body import (
     TextFormat,
     chat_options,
 )
-from ortolan.server.api.responses.items import Item, messages_of
+from ortolan.server.api.responses.items import Item, Part, messages_of
 from ortolan.server.api.responses.resource import Event, Response
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError, api_error
@@ -58,8 +58,7 @@ async def create(call: Call, body: ResponseBody) -> Response | EventStream[Event
     def finish(response: Response) -> None:
         call.note_tokens(ticket.work.prompt_progress[1], ticket.new_tokens)
         if body.store:
-            output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
-            entry = Stored(items=[*items, *output], response=response)
+            entry = Stored(items=[*items, *response.output], response=response)
             call.store.put(response.id, msgspec.json.encode(entry))
 
     response = _response(body, served.name, options["sampling"])
@@ -125,12 +124,13 @@ async def list_input_items(call: Call) -> dict[str, Any]:
 
 
 def _with_id(item: Item, number: int) -> dict[str, Any]:
-    """An item as OpenAI's clients read it back: with a type, an id and parts."""
-    fields = msgspec.to_builtins(item)
+    """An item as OpenAI's clients read it back: with an id and parts."""
     if item.type == "message" and isinstance(item.content, str):
-        part = "output_text" if item.role == "assistant" else "input_text"
-        fields["content"] = [{"type": part, "text": item.content}]
-    return {"id": f"{item.type}_{number}", "status": "completed", **fields, "type": item.type}
+        part = Part(
+            type="output_text" if item.role == "assistant" else "input_text", text=item.content
+        )
+        item = msgspec.structs.replace(item, content=[part])
+    return {"id": f"{item.type}_{number}", "status": "completed", **msgspec.to_builtins(item)}
 
 
 async def delete_response(call: Call) -> Deleted:

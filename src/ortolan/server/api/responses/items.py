@@ -5,17 +5,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from ortolan.server.api.logprobs import TokenLogprob
 from ortolan.server.errors import ApiError
 
 
 class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Text of an item."""
+    """Text of an item; `logprobs` is empty unless the request includes them."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprob] | None = None
 
     def __post_init__(self) -> None:
         field = "refusal" if self.type == "refusal" else "text"
@@ -33,13 +34,15 @@ _FIELDS = {
 
 
 class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An item of the input: a message, reasoning, a call or its output.
+    """An item of the input or the output: a message, reasoning, a call or its output.
 
     Attributes:
+        type: a message by default.
         phase: a label for the client, which templates do not know.
+        call_id: answer a `function_call` with a `function_call_output` of the same `call_id`.
     """
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     id: str | None = None
     status: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -52,6 +55,7 @@ class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaul
     summary: list[Part] | None = None
 
     def __post_init__(self) -> None:
+        self.type = self.type or "message"
         required, others = (set(names.split()) for names in _FIELDS[self.type])
         given = {n for n in self.__struct_fields__ if getattr(self, n) is not None}
         if missing := required - given:

@@ -1,4 +1,4 @@
-"""The response, its output items, and the events of a stream."""
+"""The response, and the events of a stream."""
 
 from typing import Any, Literal
 
@@ -6,54 +6,10 @@ import msgspec
 
 from ortolan.server.api.logprobs import TokenLogprob
 from ortolan.server.api.responses.body import ReasoningSettings, Tool
+from ortolan.server.api.responses.items import Item, Part
 from ortolan.server.errors import Error
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text of the answer; `logprobs` is empty unless the request includes them."""
-
-    text: str = ""
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
-
-
-class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Text of the reasoning."""
-
-    text: str = ""
-
-
-class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """The answer, or a part of it between calls."""
-
-    id: str
-    status: Status = "in_progress"
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText] = []
-
-
-class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """Reasoning before the answer."""
-
-    id: str
-    status: Status = "in_progress"
-    summary: list[Any] = []
-    content: list[ReasoningText] = []
-
-
-class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A tool call; answer it with an item `function_call_output` of the same `call_id`."""
-
-    id: str
-    call_id: str
-    name: str
-    status: Status = "in_progress"
-    arguments: str = ""
-
-
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
@@ -120,7 +76,7 @@ class Response(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
-    output: list[OutputItem] = []
+    output: list[Item] = []
     usage: ResponseUsage | None = None
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
@@ -134,10 +90,10 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     sequence_number: int
     response: Response | msgspec.UnsetType = msgspec.UNSET
     output_index: int | msgspec.UnsetType = msgspec.UNSET
-    item: OutputItem | msgspec.UnsetType = msgspec.UNSET
+    item: Item | msgspec.UnsetType = msgspec.UNSET
     item_id: str | msgspec.UnsetType = msgspec.UNSET
     content_index: int | msgspec.UnsetType = msgspec.UNSET
-    part: OutputText | ReasoningText | msgspec.UnsetType = msgspec.UNSET
+    part: Part | msgspec.UnsetType = msgspec.UNSET
     delta: str | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
