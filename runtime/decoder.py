@@ -172,7 +172,7 @@ class Decoder(ChatModel):
             InputError: an option is invalid, the model cannot be `exact`, or the cache folder
                 cannot be written.
         """
-        self._engine.check_process()
+        self._engine.check_usable()
         return Service(
             self._engine,
             self._reader,

@@ -311,7 +311,7 @@ class Encoder(Model):
         Raises:
             InputError: an option is invalid.
         """
-        self._engine.check_process()
+        self._engine.check_usable()
         return EncoderService(self._engine, self.rows, **options)
 
     def _run(self, call: EncoderCall[R]) -> R:

@@ -241,7 +241,7 @@ class Seq2Seq(Model):
         Raises:
             InputError: an option is invalid.
         """
-        self._engine.check_process()
+        self._engine.check_usable()
         return Seq2SeqService(
             self._engine, self._requests, self._sources, self._start, self.tokenizer, **options
         )

@@ -117,7 +117,7 @@ class ChatModel(Model, ABC):
         kept: list[LastPrompt] = []
 
         def answer(messages: Sequence[Message], options: ChatOptions) -> ReplyStream:
-            self._engine.check_process()
+            self._engine.check_usable()
             is_free = bool(kept) and not kept[0].is_busy
             last = kept[0] if is_free else LastPrompt(self._engine)
             kept[:] = [last] if is_reused else []

@@ -63,6 +63,7 @@ class Engine:
         exactness: what calls keep to for results that do not depend on other calls.
         source_states: states that the encoder computes.
         pictures: images in prompts; `None` if the decoder reads text alone.
+        is_usable: what `check_usable` checks, for steps that have no time for a call.
         lock: held while a GPU is tried.
         longest_call: result of `runner.longest_call` on a GPU.
     """
@@ -77,7 +78,7 @@ class Engine:
         adapters: "Adapters | None" = None,
         open_head: "Callable[[], Engine] | None" = None,
     ) -> None:
-        self.is_stranded = self.is_closed = False
+        self.is_stranded, self.is_closed, self.is_usable = False, False, True
         self.manifest = bundle.manifest
         self.adapters, self.adapter = adapters, 0
         works = partial(obstacle, precision=bundle.manifest.precision)
@@ -138,7 +139,7 @@ class Engine:
             if self._head is None:
                 if self._open_head is None:
                     raise InputError("MtpHead() needs a model from ortolan.load.")
-                self.check_process()
+                self.check_usable()
                 self._head = self._open_head()
             return self._head
 
@@ -189,7 +190,7 @@ class Engine:
 
     def ort_session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
         """Return the onnxruntime session for this number of new tokens per row."""
-        self.check_process()
+        self.check_usable()
         is_decode = new_tokens < self._prefill_from and rows_per_source == 1
         return self._decode if is_decode else self._prefill
 
@@ -199,7 +200,7 @@ class Engine:
 
     def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
         """Compute what the decoder reads of its sources; same inputs as `encode`."""
-        self.check_process()
+        self.check_usable()
         # arrays: calls with OrtValues cost more than the encoder of a small model
         names = [state.output for state in self.source_states]
         values = self._sessions[ENCODER].run(names, dict(inputs))
@@ -269,7 +270,7 @@ class Engine:
         """The session of a graph that is opened on demand."""
         with self._lock:
             if role not in self._sessions:
-                self.check_process()
+                self.check_usable()
                 session = self._open_later[role]()
                 # a new dictionary: a fork in another thread may be iterating over the old one
                 self._sessions = {**self._sessions, role: session}
@@ -293,14 +294,14 @@ class Engine:
 
     def _run(self, role: str, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Run a graph that has no cache."""
-        self.check_process()
+        self.check_usable()
         session = self._sessions[role]
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
     def strand(self) -> None:
         """Leave the sessions to the parent of this process, which was forked from it."""
-        self.is_stranded = True
+        self.is_stranded, self.is_usable = True, False
         for session in self._sessions.values():
             # leak a reference: the destructor would join threads that do not exist here
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
@@ -308,12 +309,12 @@ class Engine:
     def close(self) -> None:
         """Free the sessions, once the last call that runs has ended."""
         with self._lock:
-            self.is_closed = True
+            self.is_closed, self.is_usable = True, False
             if self._head is not None:
                 self._head.close()
             self._sessions, self._prefill, self._decode = {}, None, None
 
-    def check_process(self) -> None:
+    def check_usable(self) -> None:
         """Check that this process created the engine, and did not close it."""
         if self.is_stranded:
             raise ForkedError(

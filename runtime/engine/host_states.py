@@ -3,7 +3,7 @@
 `DeviceStates` holds them in a GPU, without windows and reserved address space.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,10 +74,6 @@ class HostStates:
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
             read, other = buffer[rows], self._others.get(number)
             yield state, read, read if other is None else other[rows]
-
-    def around(self, rows: slice, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call for some rows unchanged: it is bound to them in place."""
-        return call
 
     def swap(self) -> None:
         """Adopt what a step wrote to the replaced states of all rows."""

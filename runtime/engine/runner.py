@@ -43,6 +43,7 @@ from ortolan.runtime.bundle.interface import (
 from ortolan.runtime.bundle.source import POSITIONS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.device_states import DeviceStates
 from ortolan.runtime.engine.pictures import AXES, FIRST, Placed, run_around, runs
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Slots
@@ -155,8 +156,30 @@ class Runner:
         if self._engine.manifest.takes_one:
             return self._token_by_token(row, ids, positions)
         parts = self._parts(ids)
-        if len(parts) > 1:
-            return self._in_calls(row, ids, parts, positions, previous_SE)
+        if len(parts) == 1:
+            return self._call(row, ids, positions, previous_SE)
+        self.reserve(self.slots.lengths[row] + len(ids))
+        logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
+        wanted, hidden = np.asarray(positions), []
+        for part in parts:
+            inside = (wanted >= part.start) & (wanted < part.stop)
+            some = (wanted[inside] - part.start).tolist() or [part.stop - part.start - 1]
+            before = None if previous_SE is None else previous_SE[part]
+            logits = self._call(row, ids[part], some, before)
+            hidden.append(self.hidden_SE)
+            if inside.any():
+                logits_RV[inside] = logits
+        self.hidden_SE = np.concatenate(hidden)
+        return logits_RV
+
+    def _call(
+        self,
+        row: int,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        previous_SE: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]:
+        """Run a chunk, or a part of it, in one call."""
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = self._padded(ids, positions)
         end = length + len(padded_ids) - len(ids)
@@ -172,10 +195,12 @@ class Runner:
             if self._see_each_other(padded_ids)
             else self._engine.ort_session(len(padded_ids)),
             slice(row, row + 1),
-            np.array([padded_ids], np.int64) if placed is None else placed.ids,
-            np.array([end - 1], np.int32),
-            np.array(end, np.int32),
-            np.array([padded_positions], np.int64),
+            [
+                np.array([padded_ids], np.int64) if placed is None else placed.ids,
+                np.array([end - 1], np.int32),
+                np.array(end, np.int32),
+                np.array([padded_positions], np.int64),
+            ],
             logits,
             placed=placed,
             previous_SE=previous_SE,
@@ -219,29 +244,6 @@ class Runner:
             for part in ([run] if self._see_each_other(ids[run]) else _cut(run, self._call_tokens))
         ]
 
-    def _in_calls(
-        self,
-        row: int,
-        ids: Sequence[int],
-        parts: Sequence[slice],
-        positions: Sequence[int],
-        previous_SE: NDArray[np.float32] | None,
-    ) -> NDArray[np.float32]:
-        """Run a chunk in several calls, each as long as graph and device allow."""
-        self.reserve(self.slots.lengths[row] + len(ids))
-        logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
-        wanted, hidden = np.asarray(positions), []
-        for part in parts:
-            inside = (wanted >= part.start) & (wanted < part.stop)
-            some = (wanted[inside] - part.start).tolist() or [part.stop - part.start - 1]
-            before = None if previous_SE is None else previous_SE[part]
-            logits = self.chunk(row, ids[part], positions=some, previous_SE=before)
-            hidden.append(self.hidden_SE)
-            if inside.any():
-                logits_RV[inside] = logits
-        self.hidden_SE = np.concatenate(hidden)
-        return logits_RV
-
     def _token_by_token(
         self, row: int, ids: Sequence[int], positions: Sequence[int]
     ) -> NDArray[np.float32]:
@@ -249,7 +251,7 @@ class Runner:
         lengths = self.slots.lengths
         self.reserve(lengths[row] + len(ids))
         logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
-        self._engine.check_process()
+        self._engine.check_usable()
         for position, token in enumerate(ids):
             self.slots.begin([row])
             call = self._bound_call(row, 1)
@@ -260,19 +262,17 @@ class Runner:
             logits_RV[np.equal(positions, position)] = call.logits[0, 0]
         return logits_RV
 
-    def chunks(
-        self, row: int, ids: Sequence[int], *, most: int = GRID
-    ) -> Iterator[tuple[int, Sequence[int]]]:
+    def chunks(self, row: int, ids: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """Cut tokens into chunks, while the caller appends each to the row."""
         start = 0
         while start < len(ids):
-            end = self.chunk_end(row, ids, start, most=most)
+            end = self.chunk_end(row, ids, start)
             yield start, ids[start:end]
             start = end
 
-    def chunk_end(self, row: int, ids: Sequence[int], start: int, *, most: int = GRID) -> int:
+    def chunk_end(self, row: int, ids: Sequence[int], start: int) -> int:
         """Return where the next chunk of a row ends."""
-        end = min(start + min(most, self.chunk_tokens(row)), len(ids))
+        end = min(start + self.chunk_tokens(row), len(ids))
         if not self._engine.sees_both_ways:
             return end
         cut = run_around(ids, end)
@@ -309,10 +309,10 @@ class Runner:
             return most
         return self._engine.exactness.chunk_tokens(length, most=most, chunk=self._chunk)
 
-    def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
+    def prefill(self, row: int, ids: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens to a row in chunks; return the logits `(V,)` of the last position."""
         self.reserve(self.slots.lengths[row] + len(ids))
-        for _, part in self.chunks(row, ids, most=most):
+        for _, part in self.chunks(row, ids):
             # Only the last chunk's logits are used. Every chunk computes one position all the
             # same: some kernels mishandle empty tensors, and one row of logits costs little.
             logits_RV = self.chunk(row, part, positions=[len(part) - 1])
@@ -348,7 +348,7 @@ class Runner:
         lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
         end = lengths[row] + size
         self.reserve(end)
-        self._engine.check_process()
+        self._engine.check_usable()
         self.slots.slide_windows([row])
         call = self._bound_call(row, size)
         call.ids[0, : len(tokens)] = tokens
@@ -372,7 +372,7 @@ class Runner:
         logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
         session, rows = self._engine.ort_session(size), slice(row, row + 1)
         axes = np.zeros((1, size, AXES), np.int64)
-        run = self._bind(session, rows, ids, last, total, positions, logits, axes=axes)
+        run = self._bind(session, rows, [ids, last, total, positions], logits, axes=axes)
         hidden = self._hidden_BSE
         call = _Call(
             run=run, ids=ids, last=last, total=total, logits=logits, hidden=hidden, axes=axes
@@ -411,8 +411,8 @@ class Runner:
             for row in self._rows:
                 self._axes[row] = self._next(row)
         run = self._calls.get(slots.held.turn) or self._bind_step()
-        if self._engine.is_stranded:
-            self._engine.check_process()
+        if not self._engine.is_usable:
+            self._engine.check_usable()
         run()
         for row in self._rows:
             lengths[row] += 1
@@ -425,10 +425,7 @@ class Runner:
         run = self._calls[self.slots.held.turn] = self._bind(
             self._session,
             rows,
-            self._ids[rows],
-            self._last[rows],
-            self._total,
-            self._positions[rows],
+            [self._ids[rows], self._last[rows], self._total, self._positions[rows]],
             self._logits[rows],
             axes=self._axes[rows],
         )
@@ -461,14 +458,15 @@ class Runner:
         self,
         session: Any,
         rows: slice,
-        *feeds_and_logits: NDArray[Any],
+        feeds: Sequence[NDArray[Any]],
+        logits: NDArray[np.float32],
+        *,
         placed: Placed | None = None,
         axes: NDArray[np.int64] | None = None,
         previous_SE: NDArray[np.float32] | None = None,
     ) -> Callable[[], None]:
-        """Bind a session to its inputs, its logits, and the states of some rows."""
-        self._engine.check_process()
-        *feeds, logits = feeds_and_logits
+        """Bind a session to feeds, as in `STEP_INPUTS`, to its logits, and the states of rows."""
+        self._engine.check_usable()
         binding = session.io_binding()
         inputs = {name: share(array) for name, array in zip(STEP_INPUTS, feeds, strict=True)}
         if self._engine.pictures is not None:
@@ -502,9 +500,9 @@ class Runner:
             for state, values in zip(self._engine.source_states, source.states, strict=True):
                 binding.bind_ortvalue_input(state.input, share(values))
         run = partial(session.run_with_iobinding, binding)
-        if not self._engine.is_on_host:
-            run = partial(_fed, binding, inputs, run)
-        return self.slots.held.around(rows, run)
+        if isinstance(self.slots.held, DeviceStates):
+            return self.slots.held.around(rows, partial(_fed, binding, inputs, run))
+        return run
 
 
 def _cut(run: slice, size: int) -> list[slice]:

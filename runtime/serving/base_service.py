@@ -84,7 +84,7 @@ class BaseService:
     @contextmanager
     def _counting_refusals(self) -> Iterator[Parts]:
         """Count an error of a request, unless one of its parts was accepted before."""
-        self._engine.check_process()
+        self._engine.check_usable()
         parts = Parts()
         try:
             self._worker.check_open()  # before the request is read

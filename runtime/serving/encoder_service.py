@@ -146,7 +146,7 @@ class EncoderService(BaseService):
         Raises:
             ForkedError: the process was forked after loading.
         """
-        self._engine.check_process()
+        self._engine.check_usable()
         stats: EncoderStats = self._worker.stats()
         return replace(stats, batches=self._calls.batches)
 
@@ -163,7 +163,7 @@ class EncoderService(BaseService):
             return self._submit_call(make(), priority)
 
     def _submit_call(self, call: EncoderCall[R], priority: int) -> EncoderCall[R]:
-        call.check = self._engine.check_process
+        call.check = self._engine.check_usable
         self._worker.submit({call: None}, priority=priority)
         call.add_done_callback(partial(_forget, self._worker))
         return call

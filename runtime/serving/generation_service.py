@@ -59,7 +59,7 @@ class GenerationService(BaseService):
         Raises:
             ForkedError: the process was forked after loading.
         """
-        self._engine.check_process()
+        self._engine.check_usable()
         manifest, held_tokens = self._engine.manifest, self._worker.held_tokens
         stats: ServiceStats = self._worker.stats()
         per_row = manifest.state_bytes("replace")
@@ -86,7 +86,7 @@ class GenerationService(BaseService):
                 question=question and question.again(),
                 has_text=self._engine.manifest.tokenizer is not None,
                 worker=self._worker,
-                check=self._engine.check_process,
+                check=self._engine.check_usable,
             )
             for request in requests
         ]

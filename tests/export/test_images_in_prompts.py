@@ -149,8 +149,8 @@ def test_chunks_never_end_within_an_image(gemma: Decoder) -> None:
     engine, image = gemma._engine, held(gemma, 16)
     for before, most in itertools.product((0, 1, 15, 60, 64), (4, 16, 64)):
         ids = [7] * before + [*image.ids] + [7] * 30
-        runner, starts = Runner(engine, engine.slots()), []
-        for start, part in runner.chunks(0, ids, most=most):
+        runner, starts = Runner(engine, engine.slots(), chunk=most), []
+        for start, part in runner.chunks(0, ids):
             starts.append(start)
             runner.chunk(0, part, positions=[0])
         assert all(not before < start < before + 16 for start in starts)

@@ -252,7 +252,7 @@ def test_a_row_is_the_same_to_the_bit_whenever_it_moves(precision: Any, tmp_path
             runner.prefill(0, LONG_IDS[::-1][:700])
         length, logits = 0, []
         for part in (*parts, 1800 - sum(parts)):
-            logits = [runner.prefill(1, LONG_IDS[length : length + part], most=part)]
+            logits = [runner.prefill(1, LONG_IDS[length : length + part])]
             length += part
         runner.select([0, 1] if beside else [1])
         for token in LONG_IDS[1800:1840]:

@@ -12,13 +12,18 @@ from onnx import TensorProto, helper
 from tests.runtime.slot_states import KEY, SUM, VALUE
 
 from ortolan.runtime.engine.buffers import Snapshot
-from ortolan.runtime.engine.device_states import Copier, Part
+from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
 from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.slots import Slots
 
 STATES = (KEY, VALUE, SUM)
 
 Both = tuple[Slots, Slots]
+
+
+def states_of(slots: Slots) -> DeviceStates:
+    assert isinstance(slots.held, DeviceStates)
+    return slots.held
 
 
 @pytest.fixture
@@ -100,7 +105,7 @@ def array_of(part: Part) -> NDArray[Any]:
 def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both: Both) -> None:
     device, host = both
     rows = slice(row, row + 1)
-    device.held.around(rows, lambda: None)()  # it has its buffers before they grow
+    states_of(device).around(rows, lambda: None)()  # it has its buffers before they grow
     for slots in both:
         slots.reserve(700 if grown else 200)
     on_host, on_device = list(host.held.bound(rows)), list(device.held.bound(rows))
@@ -115,7 +120,7 @@ def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both:
             array_of(written)[...] = 7
             new[...] = 7
 
-    device.held.around(rows, call)()
+    states_of(device).around(rows, call)()
     for slots in both:
         slots.take_over([row])
     assert_same(both)
@@ -153,7 +158,7 @@ def test_only_snapshots_cross_to_the_host(both: Both, copier: Copier) -> None:
     before = copier.read_bytes, copier.written_bytes
     device.copy_rows([0], [1])
     device.reserve(900)
-    device.held.around(slice(2, 3), lambda: None)()
+    states_of(device).around(slice(2, 3), lambda: None)()
     assert (copier.read_bytes, copier.written_bytes) == before
     snapshot = device.snapshot(row=2)
     assert copier.read_bytes - before[0] == sum(buffer.nbytes for buffer in snapshot.buffers)

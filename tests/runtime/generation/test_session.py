@@ -239,6 +239,17 @@ def test_invalid_ids_are_refused(session: Session, ids: Any, snapshot: SnapshotA
     assert refusal(lambda: session.append(ids)) == snapshot
 
 
+def test_a_session_of_a_closed_model_is_refused(tmp_path: Path) -> None:
+    model = load(write_bundle(tmp_path / "bundle").path, Decoder, threads=1)
+    session = model.session()
+    session.append([3, 4])
+    session.append([5])  # its step stays bound
+    model.close()
+    with pytest.raises(InputError, match="This model is closed"):
+        session.append([5])
+    assert session.tokens == (3, 4, 5)
+
+
 def test_a_closed_session_is_refused(
     model: Decoder, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
