@@ -106,11 +106,16 @@ class TextReader(InputReader):
 
     def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
         tokenizer, most = self._encoding("pairs of texts", texts, truncate=truncate)
-        if self._types == 1:
-            return tokenizer.encode_pair(*texts, max_tokens=most, has_types=not self._has_pairs)
-        ids, types = tokenizer.encode_typed_pair(*texts, max_tokens=most)
-        self._check_types(types)
-        return TypedIds(ids, types)
+        ids, types = tokenizer.encode_pair(*texts, max_tokens=most)
+        if self._types > 1:
+            self._check_types(types)
+            return TypedIds(ids, types)
+        if any(types) and not self._has_pairs:
+            raise TokenizerError(
+                "This tokenizer marks the second text of a pair by type ids, which the bundle does "
+                "not read. Only classifiers read them; export older ones again."
+            )
+        return ids
 
     def _check_types(self, types: Sequence[int]) -> None:
         if self._types > 1 and max(types) >= self._types:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
+from tests.runtime.bundle.manifests import document_of, read
 from tests.runtime.test_import import run
 from tests.runtime.tiny_tokenizers import (
     CORPUS,
@@ -26,7 +27,9 @@ from tests.runtime.tiny_tokenizers import (
 from tokenizers import Regex, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.text_reader import TextReader
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
@@ -187,7 +190,7 @@ def paired(name: str) -> Tokenizer:
 @settings(max_examples=40, deadline=None)
 @given(first=TEXTS, second=TEXTS)
 def test_ids_of_a_pair_are_those_of_the_library(kind: str, first: str, second: str) -> None:
-    ids = ours(kind).encode_pair(first, second, has_types=False)
+    ids, _ = ours(kind).encode_pair(first, second)
     assert ids == library(kind).encode(first, second).ids
 
 
@@ -201,9 +204,13 @@ def test_truncated_pairs_are_those_of_the_library(
 ) -> None:
     tokenizer, reference = paired(name), with_template(name)
     reference.enable_truncation(most, strategy="longest_first")
-    cut = tokenizer.encode_pair(first, second, max_tokens=most, has_types=False)
+    cut, _ = tokenizer.encode_pair(first, second, max_tokens=most)
     assert cut == reference.encode(first, second).ids
     assert len(cut) <= most
+
+
+def text_reader(tokenizer: Tokenizer) -> TextReader:
+    return TextReader(TextSource(max_tokens=512), read(document_of("encoder")), tokenizer)
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -216,7 +223,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "no room": lambda: ours("byte_level").encode_start("Hello", max_tokens=1),
     "no room for a pair": lambda: paired("roberta").encode_pair("a", "b", max_tokens=5),
     "a surrogate in a pair": lambda: paired("roberta").encode_pair("a", "\ud800"),
-    "types of a pair": lambda: paired("bert").encode_pair("a", "b"),
+    "types of a pair": lambda: text_reader(paired("bert")).read(("a", "b")),
 }
 
 

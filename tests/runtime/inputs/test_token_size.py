@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Library
 
 from ortolan.runtime import Decoder
 from ortolan.runtime.errors import ContextLengthError
+from ortolan.runtime.inputs.token_size import TokenSize
 from ortolan.runtime.inputs.token_stream import BYTE_ALPHABET
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.inputs.unlocked import TokenSize
 
 LONG = "The quick brown fox, naïve. 日本語 " * 9000
 

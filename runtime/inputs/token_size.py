@@ -1,12 +1,7 @@
-"""The `tokenizers` library without the interpreter's lock, and how many tokens a text needs.
-
-`encode` and `decode` of the library hold the lock: 4 MB of text stopped all threads of a server for
-14 s. Their forms for a batch free it, and are used for texts that take more than about a
-millisecond.
-"""
+"""How much of a text one token stands for, which tells of texts that are surely too long."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,37 +9,6 @@ import tokenizers
 
 from ortolan.runtime.inputs.token_stream import BYTE_ALPHABET
 from ortolan.runtime.inputs.tokenizer_file import Outline, components_of
-
-LONG = 1024
-"""Characters or tokens from which a text is worth a call without the lock."""
-
-
-class Unlocked:
-    """A tokenizer of the library that frees the interpreter's lock while it works on long texts."""
-
-    def __init__(self, library: tokenizers.Tokenizer) -> None:
-        self._library = library
-        # found without `__getattr__`: called for each token
-        self.id_to_token = library.id_to_token
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, has_offsets: bool = True
-    ) -> tokenizers.Encoding:
-        """Encode a text. Without offsets, a long one takes half the time."""
-        if len(text) < LONG:
-            return self._library.encode(text, add_special_tokens=add_special_tokens)
-        library = self._library
-        encode = library.encode_batch if has_offsets else library.encode_batch_fast
-        return encode([text], add_special_tokens=add_special_tokens)[0]
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Decode ids."""
-        if len(ids) < LONG:
-            return str(self._library.decode(ids, skip_special_tokens=skip_special_tokens))
-        return str(self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
 
 
 @dataclass(frozen=True, slots=True)
