@@ -17,7 +17,7 @@ from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
 from ortolan.runtime.chat.messages import Message, check_messages, check_only_text
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
-from ortolan.runtime.chat.template import ChatTemplate, Prompt
+from ortolan.runtime.chat.template import ChatTemplate, RenderedPrompt
 from ortolan.runtime.chat.template_file import read_chat_template
 from ortolan.runtime.chat.tool_grammar import call_grammar, no_call_grammar
 from ortolan.runtime.errors import ChatError
@@ -132,7 +132,7 @@ class Chat:
         choice: str,
         tools: Sequence[Mapping[str, Any]],
         form: Format,
-        prompt: Prompt,
+        prompt: RenderedPrompt,
         *,
         is_reasoning: bool,
     ) -> Grammar:

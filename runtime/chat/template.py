@@ -36,7 +36,7 @@ _Render = Callable[[Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RenderedPrompt:
     """A rendered and encoded conversation.
 
     Attributes:
@@ -87,7 +87,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
-    ) -> Prompt:
+    ) -> RenderedPrompt:
         """Render messages to a prompt.
 
         The ids equal those of transformers' `apply_chat_template`, unless a text of the user
@@ -163,7 +163,9 @@ class ChatTemplate:
         functions = {"raise_exception": _refuse}
         return self._template(data).render({**constants, **data}, functions=functions, now=now)
 
-    def _encoded(self, data: dict[str, Any], text: str, render: _Render, tag: str) -> Prompt:
+    def _encoded(
+        self, data: dict[str, Any], text: str, render: _Render, tag: str
+    ) -> RenderedPrompt:
         """Encode a prompt up to the tag, without control tokens in the user's texts."""
         strings = [*_strings(data)]
         marks = Marks.absent_from([*strings, self.source, text])
@@ -177,7 +179,7 @@ class ChatTemplate:
             spans = [Span(at.start, min(at.end, len(text))) for at in spans if at.start < len(text)]
         if self._images is not None:
             text, spans = replaced(text, spans, *self._images)
-        return Prompt(encode(self.tokenizer, self.control, text, spans), text)
+        return RenderedPrompt(encode(self.tokenizer, self.control, text, spans), text)
 
 
 def _fitted(data: dict[str, Any], render: _Render) -> tuple[dict[str, Any], str]:
