@@ -5,14 +5,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from ortolan.errors import OrtolanError
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.errors import QueueFullError
+from ortolan.runtime.serving.worker import Worker
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
-    from ortolan.runtime.serving.worker import Worker
+    from ortolan.runtime.serving.stats import Counts
+    from ortolan.runtime.serving.worker import Rounds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,10 +47,22 @@ class Parts:
 class BaseService:
     """A loaded model with its own thread. Any thread and any event loop may use it."""
 
-    def __init__(self, engine: "Engine", worker: "Worker") -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        rounds: "Rounds",
+        counts: "Counts[Any]",
+        *,
+        slots: int,
+        queue: int,
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
+        queue = checked_count("queue", queue, most=MAX_QUEUE)
         self._engine = engine
-        self._worker = worker
-        self._dropped = weakref.finalize(self, worker.close_later)
+        self._worker = Worker(
+            rounds, engine=engine, slots=slots, queue=queue, counts=counts, at_end=at_end
+        )
+        self._dropped = weakref.finalize(self, self._worker.close_later)
         self._dropped.atexit = False  # the worker closes itself at exit
 
     def close(self, timeout: float | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
+from ortolan.runtime.arguments import checked_integer, refuse_unknown
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification, classify_call
 from ortolan.runtime.encoding.queue import EncoderQueue
@@ -18,7 +18,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.input_reader import Inputs, is_batch
-from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
+from ortolan.runtime.serving.base_service import BaseService
 from ortolan.runtime.serving.stats import Counts, EncoderStats, with_call
 from ortolan.runtime.serving.worker import Worker
 from ortolan.runtime.transcription.ctc import CtcOptions, transcribe_ctc
@@ -59,12 +59,9 @@ class EncoderService(BaseService):
 
     def __init__(self, engine: Engine, rows: Rows, **options: Unpack[EncoderServeOptions]) -> None:
         refuse_unknown("serve", options, EncoderServeOptions.__optional_keys__)
-        queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
         self._rows, self._calls = rows, EncoderQueue(rows)
         counts = Counts(EncoderStats(), with_call)
-        super().__init__(
-            engine, Worker(self._calls, engine=engine, slots=0, queue=queue, counts=counts)
-        )
+        super().__init__(engine, self._calls, counts, slots=0, queue=options.get("queue", 64))
 
     def embed(
         self,

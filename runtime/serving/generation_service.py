@@ -12,10 +12,9 @@ from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request, check_memory
 from ortolan.runtime.generation.request_reader import RequestReader
-from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
+from ortolan.runtime.serving.base_service import BaseService
 from ortolan.runtime.serving.stats import Counts, ServiceStats, with_sequence
 from ortolan.runtime.serving.ticket import Ticket
-from ortolan.runtime.serving.worker import Worker
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
@@ -40,18 +39,16 @@ class GenerationService(BaseService):
         prefixes: PrefixCache | None = None,
     ) -> None:
         slots = checked_count("slots", slots, most=MAX_SLOTS)
-        queue = checked_count("queue", queue, most=MAX_QUEUE)
         self._memory = memory
         self._prefixes = prefixes
-        worker = Worker(
+        super().__init__(
+            engine,
             generator(engine, slots=slots, prefill_first=False, reserved=True, memory=memory),
-            engine=engine,
+            Counts(ServiceStats(slots=slots, cache=PrefixCounts()), with_sequence),
             slots=slots,
             queue=queue,
-            counts=Counts(ServiceStats(slots=slots, cache=PrefixCounts()), with_sequence),
             at_end=None if prefixes is None else prefixes.close,
         )
-        super().__init__(engine, worker)
 
     def stats(self) -> ServiceStats:
         """Current load, and totals since the start.

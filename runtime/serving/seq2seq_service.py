@@ -86,13 +86,7 @@ class Seq2SeqService(GenerationService):
             **options: see `ortolan.runtime.generation.options.Options`. There are no beam searches.
 
         Raises:
-            QueueFullError: the queue is full; the error says when to try again.
-            ServiceClosedError: the service is closed.
-            ServiceError: the service has failed.
-            MemoryPlanError: the source and its new tokens would not fit into memory.
-            ContextLengthError: the source or the new tokens are too long for the model.
-            InputError: another part of the request is invalid.
-            ForkedError: the process was forked after loading.
+            OrtolanError: as `Service.submit`.
         """
         with self._counting_refusals():
             if is_batch(source):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import time_limit
 from ortolan.runtime.chat.parser import Piece
-from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.serving.signals import Signal, Woken
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Question
+    from ortolan.runtime.generation.completion import Completion
     from ortolan.runtime.serving.worker import Worker
 
 R = TypeVar("R")
@@ -46,7 +46,9 @@ class Ticket(Iterator[Piece], AsyncIterator[Piece], Generic[R]):
         self.work = sequence
         self._worker = worker
         self._check = check
-        self._result_of: Callable[[Completion], Any] = question.reply if question else _same
+        self._result_of: Callable[[Completion], Any] = (
+            (lambda completion: completion) if question is None else question.reply
+        )
         self._parser = None if question is None else question.parser()
         self._has_text = has_text
         self._end, self._more = Signal(worker.lock), Signal(worker.lock)
@@ -189,17 +191,11 @@ class Ticket(Iterator[Piece], AsyncIterator[Piece], Generic[R]):
         self._pieces.extend(pieces)
         if end > self._read_tokens and (self._pieces or self._has_ended):
             first = self._pieces.popleft() if self._pieces else Piece()
-            start, self._read_tokens = self._read_tokens, end
-            self._pieces.appendleft(self._with_tokens(first, start, end))
-
-    def _with_tokens(self, piece: Piece, start: int, end: int) -> Piece:
-        sequence = self.work
-        has_logprobs = sequence.request.logprobs is not None
-        return replace(
-            piece,
-            tokens=tuple(sequence.tokens[start:end]),
-            logprobs=tuple(sequence.logprobs[start:end]) if has_logprobs else None,
-        )
+            new, self._read_tokens = slice(self._read_tokens, end), end
+            scored = self.work.request.logprobs is not None
+            logprobs = tuple(self.work.logprobs[new]) if scored else None
+            first = replace(first, tokens=tuple(self.work.tokens[new]), logprobs=logprobs)
+            self._pieces.appendleft(first)
 
     def _result(self) -> R:
         result: R = self._result_of(self.work.completion())
@@ -209,7 +205,3 @@ class Ticket(Iterator[Piece], AsyncIterator[Piece], Generic[R]):
         self._check()
         if not self._has_text:
             raise no_tokenizer("read pieces")
-
-
-def _same(completion: Completion) -> Completion:
-    return completion
