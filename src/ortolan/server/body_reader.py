@@ -100,18 +100,6 @@ class BodyReader:
                 code="media-type",
                 status=415,
             )
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._bytes(request)
-        except TimeoutError:
-            raise ApiError(
-                f"The body did not arrive within {self._timeout_s:g} s.",
-                code="body-timeout",
-                headers={"connection": "close"},
-                status=408,
-            ) from None
-
-    async def _bytes(self, request: Request) -> bytes:
         too_large = ApiError(
             f"The body must have at most {self._max_bytes} bytes.",
             code="body-size",
@@ -122,10 +110,19 @@ class BodyReader:
         if length.isdigit() and int(length) > self._max_bytes:
             raise too_large
         data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > self._max_bytes:
-                raise too_large
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > self._max_bytes:
+                        raise too_large
+        except TimeoutError:
+            raise ApiError(
+                f"The body did not arrive within {self._timeout_s:g} s.",
+                code="body-timeout",
+                headers={"connection": "close"},
+                status=408,
+            ) from None
         return bytes(data)
 
     async def decode(self, data: bytes, content_type: str) -> Any:

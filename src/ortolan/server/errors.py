@@ -18,21 +18,19 @@ JSON = "application/json"
 
 _NO_RETRY = {"x-should-retry": "false"}
 
-_STATUSES: tuple[tuple[type[OrtolanError], int, str], ...] = (
-    (runtime.QueueFullError, 429, "rate_limit_error"),
-    (runtime.ServiceClosedError, 503, "server_error"),
-    (runtime.ServiceError, 500, "server_error"),
-    (runtime.MissingExtraError, 501, "server_error"),
-    (runtime.ChatTemplateError, 400, "invalid_request_error"),
-    (runtime.BundleError, 503, "server_error"),
-    (runtime.DeviceError, 503, "server_error"),
-    (runtime.InputError, 400, "invalid_request_error"),
-    (runtime.MemoryPlanError, 400, "invalid_request_error"),
-    (runtime.NumericError, 500, "server_error"),
+_STATUSES: tuple[tuple[type[OrtolanError], int], ...] = (
+    (runtime.QueueFullError, 429),
+    (runtime.ServiceClosedError, 503),
+    (runtime.ServiceError, 500),
+    (runtime.MissingExtraError, 501),
+    (runtime.ChatTemplateError, 400),
+    (runtime.BundleError, 503),
+    (runtime.DeviceError, 503),
+    (runtime.InputError, 400),
+    (runtime.MemoryPlanError, 400),
+    (OrtolanError, 500),
 )
-"""Status and type of each error; the first class that fits applies."""
-
-_IS_TRANSIENT = (runtime.QueueFullError, runtime.ServiceClosedError)
+"""Status of each error; the first class that fits applies."""
 
 
 @dataclass(eq=False)
@@ -42,7 +40,6 @@ class ApiError(Exception):
     Attributes:
         message: what is wrong and what to do.
         status: HTTP status.
-        type: OpenAI's class of errors.
         code: stable identifier for programs.
         param: field of the body that is wrong.
         headers: further headers of the response.
@@ -51,10 +48,15 @@ class ApiError(Exception):
     message: str
     _: KW_ONLY
     status: int = 400
-    type: str = "invalid_request_error"
     code: str | None = None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of errors."""
+        own = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
+        return own or ("server_error" if self.status >= 500 else "invalid_request_error")
 
 
 def api_error(error: Exception) -> ApiError:
@@ -67,10 +69,10 @@ def api_error(error: Exception) -> ApiError:
         case OrtolanError():
             return _ortolan_error(error)
         case RecursionError() | msgspec.DecodeError():
-            return ApiError(f"The body is not valid JSON: {_one_line(error)}.", code="invalid-json")
+            text = " ".join(str(error).split()) or type(error).__name__
+            return ApiError(f"The body is not valid JSON: {text}.", code="invalid-json")
     return ApiError(
         f"{type(error).__name__} in the server, a bug in Ortolan. See its log.",
-        type="server_error",
         code="bug",
         headers=_NO_RETRY,
         status=500,
@@ -104,19 +106,16 @@ def error_response(error: ApiError) -> Response:
 
 
 def _ortolan_error(error: OrtolanError) -> ApiError:
-    status, kind = next(
-        ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),
-        (500, "server_error"),
-    )
+    status = next(status for cls, status in _STATUSES if isinstance(error, cls))
     headers: Mapping[str, str] = {}
     if isinstance(error, runtime.QueueFullError):
         headers = {
             "retry-after-ms": f"{max(1, round(error.retry_after_s * 1000))}",
             "retry-after": f"{max(1, math.ceil(error.retry_after_s))}",
         }
-    elif status >= 500 and not isinstance(error, _IS_TRANSIENT):
+    elif status >= 500 and not isinstance(error, runtime.ServiceClosedError):
         headers = _NO_RETRY
-    return ApiError(str(error), type=kind, code=error.code, headers=headers, status=status)
+    return ApiError(str(error), code=error.code, headers=headers, status=status)
 
 
 def _validation_error(text: str) -> ApiError:
@@ -134,7 +133,3 @@ def _validation_error(text: str) -> ApiError:
     elif param is not None:
         message = f"{param}: {message[:1].lower()}{message[1:]}"
     return ApiError(f"{message}.", code="invalid-body", param=param)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

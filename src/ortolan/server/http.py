@@ -111,14 +111,18 @@ class EndpointApp:
             call.notes["ended"] = "timeout"
             failure = ApiError(
                 f"The request took longer than {self._timeout_s:g} s. Ask for fewer tokens.",
-                type="server_error",
                 code="request-timeout",
                 headers={"x-should-retry": "false"},
                 status=504,
             )
         except asyncio.CancelledError:  # only the end of the server cancels this task
             call.notes["ended"] = "stopped"
-            failure = STOPPED
+            failure = ApiError(
+                "The server is stopping. Send the request again.",
+                code="stopping",
+                headers={"connection": "close", "retry-after": "1"},
+                status=503,
+            )
         except Exception as error:
             failure = api_error(error)
             if failure.code == "bug":
@@ -156,13 +160,3 @@ async def _unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-STOPPED = ApiError(
-    "The server is stopping. Send the request again.",
-    type="server_error",
-    code="stopping",
-    headers={"connection": "close", "retry-after": "1"},
-    status=503,
-)
-"""The error of a request that the end of the server cuts short."""

@@ -73,7 +73,6 @@ class Guard:
         if not any(matches):
             raise ApiError(
                 "A valid API key is needed: send Authorization: Bearer KEY.",
-                type="authentication_error",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
                 status=401,

@@ -53,9 +53,9 @@ async def ready(call: Call) -> dict[str, str]:
     """Tell whether a model is loaded, and all of them answer. If not, load what can be loaded."""
     if failing := call.models.revive():
         message = f"The latest requests to {', '.join(failing)} failed. See the server's log."
-        raise ApiError(message, type="server_error", code="failing", status=503)
+        raise ApiError(message, code="failing", status=503)
     if not call.models.loaded:
-        raise ApiError("No model is loaded yet.", type="server_error", code="loading", status=503)
+        raise ApiError("No model is loaded yet.", code="loading", status=503)
     return {"status": "ready"}
 
 

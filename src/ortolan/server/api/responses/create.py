@@ -10,7 +10,7 @@ import msgspec
 from ortolan.runtime import Sampling
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.replies import ReplyPieces, submit_chat
-from ortolan.server.api.responses.answer import Answer
+from ortolan.server.api.responses.answer import Answer, Event, Response
 from ortolan.server.api.responses.body import (
     ReasoningSettings,
     ResponseBody,
@@ -18,7 +18,6 @@ from ortolan.server.api.responses.body import (
     chat_options,
 )
 from ortolan.server.api.responses.items import Item, Part, messages_of
-from ortolan.server.api.responses.resource import Event, Response
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError, api_error
 from ortolan.server.events import EventStream, event
