@@ -16,20 +16,16 @@ from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.media_reader import MediaReader
 from ortolan.runtime.generation.options import Options, adapter_number
-from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
-from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.input_reader import as_list, is_batch
-from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.serving.service import ServeOptions, Service
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
@@ -277,58 +273,3 @@ class Decoder(ChatModel):
             return self.generate(question.prompt, **question.options)
 
         return dictate(sound, *dictation_of(self.manifest, self._encoder), answer, options)
-
-    # ----------------------------------------------------------------------------------------------
-
-    def _completions(
-        self,
-        prompts: list[Any],
-        options: Options,
-        *,
-        exact: bool,
-        tokenizer: Tokenizer | None = None,
-    ) -> list[Completion]:
-        sequences = self._sequences(prompts, options, tokenizer=tokenizer)
-        if sequences:
-            has_draft = options.get("draft") is not None
-            slots = 1 if has_draft else len(sequences)
-            generator = Generator(self._engine, slots=slots, exact=exact or has_draft)
-            for sequence in sequences:
-                generator.submit(sequence)
-            generator.run()
-        return [sequence.completion() for sequence in sequences]
-
-    def _texts(
-        self,
-        prompt: Any,
-        options: Options,
-        *,
-        tokenizer: Tokenizer | None = None,
-        last: LastPrompt | None = None,
-    ) -> TextStream:
-        (sequence,) = self._sequences(
-            [prompt], options, tokenizer=tokenizer, streams=True, last=last
-        )
-        is_exact = last is not None or options.get("draft") is not None
-        generator = Generator(self._engine, slots=1, exact=is_exact, last_prompt=last)
-        if last is not None:
-            last.begin(sequence)
-        return TextStream(sequence, generator)
-
-    def _sequences(
-        self,
-        prompts: list[Any],
-        options: Options,
-        *,
-        streams: bool = False,
-        tokenizer: Tokenizer | None = None,
-        last: LastPrompt | None = None,
-    ) -> list[SampledSequence]:
-        """Check prompts, options and memory before anything is computed."""
-        reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
-        requests = reader.prompts(prompts, options)
-        if last is None:
-            check_memory(self._memory, requests)
-        else:
-            check_memory(self._memory, requests, rows=last.rows, held_tokens=last.held_tokens)
-        return [reader.sequence(request, streams=streams) for request in requests]

@@ -1,7 +1,6 @@
-"""The chat methods of a `Decoder`."""
+"""`ChatModel`: how a `Decoder` chats and continues prompts."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -10,9 +9,14 @@ from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.reply import ParsedTexts, Reply, ReplyStream
+from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
+from ortolan.runtime.generation.request import check_memory
+from ortolan.runtime.generation.request_reader import RequestReader
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.model import Model
@@ -24,8 +28,11 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 256  # maximum number of prompts per call; each needs a slot
 
 
-class ChatModel(Model, ABC):
-    """Chat methods for a model that continues prompts."""
+class ChatModel(Model):
+    """A model that continues prompts, and so chats."""
+
+    _memory: RequestMemory
+    _reader: Callable[[Tokenizer | None], RequestReader]
 
     @overload
     def chat(
@@ -153,7 +160,6 @@ class ChatModel(Model, ABC):
             progress=lambda: texts.prompt_progress,
         )
 
-    @abstractmethod
     def _completions(
         self,
         prompts: list[Any],
@@ -163,8 +169,16 @@ class ChatModel(Model, ABC):
         tokenizer: Tokenizer | None = None,
     ) -> list[Completion]:
         """Generate a completion of each prompt."""
+        sequences = self._sequences(prompts, options, tokenizer=tokenizer)
+        if sequences:
+            has_draft = options.get("draft") is not None
+            slots = 1 if has_draft else len(sequences)
+            generator = Generator(self._engine, slots=slots, exact=exact or has_draft)
+            for sequence in sequences:
+                generator.submit(sequence)
+            generator.run()
+        return [sequence.completion() for sequence in sequences]
 
-    @abstractmethod
     def _texts(
         self,
         prompt: Any,
@@ -174,3 +188,29 @@ class ChatModel(Model, ABC):
         last: LastPrompt | None = None,
     ) -> TextStream:
         """Generate one completion piece by piece; with `last`, reuse the state of that prompt."""
+        (sequence,) = self._sequences(
+            [prompt], options, tokenizer=tokenizer, streams=True, last=last
+        )
+        is_exact = last is not None or options.get("draft") is not None
+        generator = Generator(self._engine, slots=1, exact=is_exact, last_prompt=last)
+        if last is not None:
+            last.begin(sequence)
+        return TextStream(sequence, generator)
+
+    def _sequences(
+        self,
+        prompts: list[Any],
+        options: Options,
+        *,
+        streams: bool = False,
+        tokenizer: Tokenizer | None = None,
+        last: LastPrompt | None = None,
+    ) -> list[SampledSequence]:
+        """Check prompts, options and memory before anything is computed."""
+        reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
+        requests = reader.prompts(prompts, options)
+        if last is None:
+            check_memory(self._memory, requests)
+        else:
+            check_memory(self._memory, requests, rows=last.rows, held_tokens=last.held_tokens)
+        return [reader.sequence(request, streams=streams) for request in requests]
