@@ -5,37 +5,21 @@ A named size fits every number, since actual sizes are only known at run time.
 
 from collections.abc import Iterable
 
-from ortolan.runtime.bundle.interface import (
-    FEATURE_ROWS,
-    FEATURES,
-    HIDDEN,
-    LOGITS,
-    OUTPUT,
-    PREVIOUS,
-)
-from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.interface import inputs_of, outputs_of
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.source import (
-    POSITIONS,
-    TYPES,
-)
+from ortolan.runtime.bundle.source import Shape, Values
 from ortolan.runtime.errors import GraphError
-from ortolan.runtime.graph.summary import (
-    AttentionNode,
-    ExternalTensor,
-    GraphSummary,
-    Value,
-)
-
-Shape = tuple[int | str, ...]
+from ortolan.runtime.graph.summary import AttentionNode, ExternalTensor, GraphSummary, Value
 
 _SELF_ATTENTION = "com.microsoft::GroupQueryAttention"
 
 
 def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
     """Check that a graph fits its manifest."""
-    _check_operators(file, graph.foreign, manifest)
+    for form in graph.foreign:
+        if form not in manifest.foreign_operators:
+            raise _refused(file, "operators in forms that Ortolan writes", form)
     _check_external(file, graph.external, manifest)
     if graph.functions and manifest.attention != "portable":
         raise _refused(
@@ -43,8 +27,8 @@ def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str
         )
     if role in STEPPED:
         _check_attention(file, graph.attention, is_causal=role != BOTH_WAYS)
-    _check_values(file, "input", _inputs(role, manifest), graph.inputs)
-    _check_values(file, "output", _outputs(role, manifest), graph.outputs)
+    _check_values(file, role, "input", inputs_of(role, manifest), graph.inputs)
+    _check_values(file, role, "output", outputs_of(role, manifest), graph.outputs)
 
 
 def _refused(file: str, expected: str, got: str) -> GraphError:
@@ -53,12 +37,6 @@ def _refused(file: str, expected: str, got: str) -> GraphError:
         f"{file}: expected {expected[:300]}, got {got[:300]}. "
         "The graph belongs to another bundle, or is damaged: export the bundle again."
     )
-
-
-def _check_operators(file: str, foreign: Iterable[str], manifest: Manifest) -> None:
-    for form in foreign:
-        if form not in manifest.foreign_operators:
-            raise _refused(file, "operators in forms that Ortolan writes", form)
 
 
 def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Manifest) -> None:
@@ -89,64 +67,22 @@ def _check_attention(file: str, nodes: Iterable[AttentionNode], *, is_causal: bo
             raise _refused(file, f"attention of a token to {seen}", f"another in {node.name!r}")
 
 
-def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
-    if role not in (ENCODER, MAPS_ROLE):
-        states: dict[str, tuple[str, Shape]] = {
-            state.input: (state.dtype, state.shape) for state in manifest.states
-        }
-        previous = _hidden(PREVIOUS, manifest) if manifest.is_head else {}
-        return states | _features(manifest.features) | previous
-    values = {} if manifest.source is None else manifest.source.inputs()
-    return {name: value for name, value in values.items() if role == ENCODER or name != TYPES}
-
-
-def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:
-    if features is None:
-        return {}
-    inputs: dict[str, tuple[str, Shape]] = {
-        FEATURES: ("float32", ("features", features.size)),
-        FEATURE_ROWS: ("int64", ("batch", "sequence")),
-    }
-    if features.positions == "grid":
-        inputs[POSITIONS] = ("int64", ("batch", "sequence", 3))
-    return inputs
-
-
-def _hidden(name: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
-    hidden = manifest.hidden_states
-    return {} if hidden is None else {name: ("float32", ("batch", "sequence", hidden.size))}
-
-
-def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
-    if role == MAPS_ROLE:
-        shape: Shape = ("batch", "heads", "queries", "keys")
-        return {name: ("float32", shape) for name in manifest.attention_maps}
-    if role != ENCODER:
-        states: dict[str, tuple[str, Shape]] = {
-            state.output: (state.dtype, state.shape)
-            for state in manifest.states
-            if state.update != "source"
-        }
-        logits: tuple[str, Shape] = ("float32", ("batch", "rows", manifest.vocab_size))
-        return states | {LOGITS: logits} | _hidden(HIDDEN, manifest)
-    if manifest.output is not None:
-        tokens = ("tokens",) if manifest.output_kind.by_token else ()
-        return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}
-    return {
-        state.output: (state.dtype, state.shape)
-        for state in manifest.states
-        if state.update == "source"
-    }
-
-
 def _check_values(
-    file: str, what: str, expected: dict[str, tuple[str, Shape]], values: Iterable[Value]
+    file: str, role: str, what: str, expected: Values, values: Iterable[Value]
 ) -> None:
+    """Check that a graph has exactly the inputs or outputs of its role."""
     by_name = {value.name: value for value in values}
+    if by_name.keys() != expected.keys():
+        missing = ", ".join(sorted(expected.keys() - by_name.keys())[:4]) or "none"
+        surplus = ", ".join(sorted(by_name.keys() - expected.keys())[:4]) or "none"
+        raise GraphError(
+            f"{file} has the wrong {what}s for the role {role!r}; missing: {missing[:300]}; "
+            f"unexpected: {surplus[:300]}. Export the checkpoint again."
+        )
     for name, (dtype, shape) in expected.items():
-        value = by_name.get(name)
-        if value is None or value.dtype != dtype or not _fits(shape, value.shape):
-            got = "none" if value is None else f"{value.dtype} {value.shape}"
+        value = by_name[name]
+        if value.dtype != dtype or not _fits(shape, value.shape):
+            got = f"{value.dtype} {value.shape}"
             raise _refused(file, f"the {what} {name!r} as {dtype} {shape}", got)
 
 

@@ -1,4 +1,4 @@
-"""Names of the inputs and outputs of each graph, by role (a key of the manifest's `graphs`).
+"""The inputs and outputs of each graph, by role (a key of the manifest's `graphs`).
 
     role                inputs                                             outputs
     decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, HIDDEN for a
@@ -19,17 +19,27 @@ The graph `attention` takes whole texts, images or sounds. Only if the decoder t
 call does it take one token with its states, and return them.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.source import IDS, POSITIONS, TYPES
-from ortolan.runtime.errors import GraphError, ManifestError
+from ortolan.runtime.bundle.manifest import Manifest, State
+from ortolan.runtime.bundle.source import IDS, POSITIONS, TYPES, Shape, Values
+from ortolan.runtime.errors import ManifestError
 
 OUTPUT = "output"
 """Output of an encoder without a decoder."""
 
-STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
+_TOKENS: tuple[str, Shape] = ("int64", ("batch", "sequence"))
+_ROWS: tuple[str, Shape] = ("int32", ("batch",))
+
+_STEP: Values = {
+    IDS: _TOKENS,
+    "seqlens_k": _ROWS,
+    "total_sequence_length": ("int32", ()),
+    "logit_positions": ("int64", ("batch", "rows")),
+}
+
+STEP_INPUTS = (*_STEP,)
 """Inputs of every decoder graph, before its states."""
 
 WINDOW_STARTS = "window_starts"
@@ -68,57 +78,52 @@ def state_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
 
 
-def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
-    """Return the input names of the graph with this role."""
-    source = () if manifest.source is None else (*manifest.source.inputs(),)
+def inputs_of(role: str, manifest: Manifest) -> Values:
+    """Return the inputs of the graph with this role."""
+    source = {} if manifest.source is None else manifest.source.inputs()
     if role == ENCODER:
         return source
     if role == MAPS_ROLE:
-        # a text alone has tokens of one type
-        source = tuple(name for name in source if name != TYPES)
-        target = (TARGET_IDS if source else IDS,) if manifest.model_kind.has_decoder else ()
-        return (*source, *target, *(state.input for state in manifest.carried_by_maps))
-    windows = (WINDOW_STARTS,) if manifest.has_windows else ()
-    lengths = (SOURCE_LENGTHS,) if source else ()
-    features = (FEATURES, FEATURE_ROWS) if manifest.features else ()
-    if manifest.features and manifest.features.positions == "grid":
-        features = (*features, POSITIONS)
-    previous = (PREVIOUS,) if manifest.is_head else ()
-    states = (state.input for state in manifest.states)
-    return (*STEP_INPUTS, *windows, *lengths, *features, *previous, *states)
+        source.pop(TYPES, None)  # a text alone has tokens of one type
+        if manifest.model_kind.has_decoder:
+            source[TARGET_IDS if source else IDS] = _TOKENS
+        return source | _read(manifest.carried_by_maps)
+    values, features = dict(_STEP), manifest.features
+    if manifest.has_windows:
+        values[WINDOW_STARTS] = _ROWS
+    if source:
+        values[SOURCE_LENGTHS] = _ROWS
+    if features is not None:
+        values |= {FEATURES: ("float32", ("features", features.size)), FEATURE_ROWS: _TOKENS}
+        if features.positions == "grid":
+            values[POSITIONS] = ("int64", ("batch", "sequence", 3))
+    if manifest.hidden_states is not None and manifest.is_head:
+        values[PREVIOUS] = ("float32", ("batch", "sequence", manifest.hidden_states.size))
+    return values | _read(manifest.states)
 
 
-def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
-    """Return the output names of the graph with this role."""
+def outputs_of(role: str, manifest: Manifest) -> Values:
+    """Return the outputs of the graph with this role."""
     if role == MAPS_ROLE:
-        return (
-            *manifest.attention_maps,
-            *(state.output for state in manifest.carried_by_maps),
-        )
-    if role == ENCODER and not manifest.model_kind.has_decoder:
-        return (OUTPUT,)
-    states = [
-        state.output for state in manifest.states if (state.update == "source") == (role == ENCODER)
-    ]
-    hidden = () if manifest.hidden_states is None else (HIDDEN,)
-    return tuple(states) if role == ENCODER else (LOGITS, *hidden, *states)
+        maps = ("float32", ("batch", "heads", "queries", "keys"))
+        return dict.fromkeys(manifest.attention_maps, maps) | _written(manifest.carried_by_maps)
+    if role != ENCODER:
+        values: Values = {LOGITS: ("float32", ("batch", "rows", manifest.vocab_size))}
+        if manifest.hidden_states is not None:
+            values[HIDDEN] = ("float32", ("batch", "sequence", manifest.hidden_states.size))
+        return values | _written(s for s in manifest.states if s.update != "source")
+    if manifest.output is None:
+        return _written(s for s in manifest.states if s.update == "source")
+    tokens = ("tokens",) if manifest.output_kind.by_token else ()
+    return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}
 
 
-def check_names(
-    role: str, manifest: Manifest, *, inputs: Collection[str], outputs: Collection[str]
-) -> None:
-    """Check that a graph has exactly the inputs and outputs of its role."""
-    for kind, expected, got in (
-        ("inputs", set(inputs_of(role, manifest)), set(inputs)),
-        ("outputs", set(outputs_of(role, manifest)), set(outputs)),
-    ):
-        if expected != got:
-            missing = ", ".join(sorted(expected - got)[:4]) or "none"
-            surplus = ", ".join(sorted(got - expected)[:4]) or "none"
-            raise GraphError(
-                f"{manifest.graphs[role].file} has the wrong {kind} for the role {role!r}; "
-                f"missing: {missing}; unexpected: {surplus}. Export the checkpoint again."
-            )
+def _read(states: Iterable[State]) -> Values:
+    return {state.input: (state.dtype, state.shape) for state in states}
+
+
+def _written(states: Iterable[State]) -> Values:
+    return {state.output: (state.dtype, state.shape) for state in states}
 
 
 def check_layout(manifest: Manifest) -> None:

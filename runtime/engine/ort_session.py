@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import ADAPTERS, check_names
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
 from ortolan.runtime.engine.attention_kernels import SWITCH, kernel_choice
@@ -69,7 +68,7 @@ def open_session(
     device: str = "cpu",
     adapt: Callable[[bytes], bytes] | None = None,
 ) -> OrtSession:
-    """Open the graph with this role, and check the names of its inputs and outputs."""
+    """Open the graph with this role."""
     graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file may have changed since
     data = bundle.read(graph.file)
@@ -78,23 +77,15 @@ def open_session(
         data = packed.attach(graph.file, data)
         # onnxruntime 1.32 rejects packed weights that differ from those it computes
         remedy = f"Run `ortolan pack` again, or delete the folder {packed.folder}."
-    added = set()
     if adapt is not None and role in STEPPED:
-        data, added = adapt(data), {ADAPTERS}
+        data = adapt(data)
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
     options = _options(bundle, threads=threads)
     if role not in (DECODER, DECODE):
         options.add_session_config_entry(*_STOP_SPINNING)
     is_tiled = _is_tiled(bundle.manifest, role)
-    session = _load(graph.file, data, options, is_tiled=is_tiled, device=device, remedy=remedy)
-    check_names(
-        role,
-        bundle.manifest,
-        inputs={value.name for value in session.get_inputs()} - added,
-        outputs=[value.name for value in session.get_outputs()],
-    )
-    return session
+    return _load(graph.file, data, options, is_tiled=is_tiled, device=device, remedy=remedy)
 
 
 def session_settings(manifest: Manifest) -> SessionSettings:

@@ -10,7 +10,7 @@ from tests.refusals import refusal
 from tests.runtime.bundle.manifests import SOURCES, document_of, read
 
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.interface import check_names, inputs_of, outputs_of
+from ortolan.runtime.bundle.interface import inputs_of, outputs_of
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import HiddenStates
 from ortolan.runtime.graph.summary import GraphSummary, Value
@@ -66,9 +66,13 @@ def test_names_of_a_graph_follow_from_its_role_and_the_manifest(
     name: str, role: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
     manifest = MANIFESTS[name]
-    assert inputs_of(role, manifest) == inputs
-    assert outputs_of(role, manifest) == outputs
-    check_names(role, manifest, inputs=list(inputs[::-1]), outputs=list(outputs))
+    assert (*inputs_of(role, manifest),) == inputs
+    assert (*outputs_of(role, manifest),) == outputs
+    read, written = (
+        tuple(value(name, *shape, dtype=dtype) for name, (dtype, shape) in values.items())
+        for values in (inputs_of(role, manifest), outputs_of(role, manifest))
+    )
+    check_graph(role, graph(*written, inputs=read[::-1]), manifest, file="g.onnx")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +83,10 @@ def test_missing_and_unexpected_names_are_both_named(
     inputs: list[str], outputs: list[str], snapshot: SnapshotAssertion
 ) -> None:
     manifest = MANIFESTS["translator"]
-    text = refusal(lambda: check_names("encoder", manifest, inputs=inputs, outputs=outputs))
-    assert text == snapshot
+    values = {value.name: value for value in READS}
+    read = tuple(values.get(name, value(name)) for name in inputs)
+    checked = graph(*map(value, outputs), inputs=read)
+    assert refusal(lambda: check_graph("encoder", checked, manifest, file="g.onnx")) == snapshot
 
 
 def test_only_a_model_has_a_head_and_only_a_head_reads_states() -> None:
@@ -117,9 +123,15 @@ CROSS = graph(value("cross.0.key", "sources", 2, "t", 8), inputs=READS)
 MAPS = graph(
     value("encoder.0.self", "b", 4, "t", "t"),
     value("decoder.0.cross", "b", 4, "s", "t"),
-    inputs=READS,
+    inputs=(*READS, value("target_ids", "b", "t", dtype="int64")),
 )
-CACHE = tuple(value(name, "b", 2, "c", 8) for name in PAST)
+STEPS = (
+    value(STEP[0], "b", "t", dtype="int64"),
+    value(STEP[1], "b", dtype="int32"),
+    value(STEP[2], dtype="int32"),
+    value(STEP[3], "b", "n", dtype="int64"),
+)
+CACHE = (*STEPS, *(value(name, "b", 2, "c", 8) for name in PAST))
 CACHED = graph(
     value("logits", "b", "n", 24), *(value(name, "b", 2, "c", 8) for name in PRESENT), inputs=CACHE
 )
@@ -140,7 +152,11 @@ def with_output(*shape: int | str, name: str = "output", dtype: str = "float32")
         ("encoder", "encoder", with_output("b", "labels")),
         ("translator", "encoder", CROSS),
         ("translator", "attention", MAPS),
-        ("decoder", "attention", with_output(1, 4, "s", "s", name="decoder.0.self")),
+        (
+            "decoder",
+            "attention",
+            replace(with_output(1, 4, "s", "s", name="decoder.0.self"), inputs=READS[:1]),
+        ),
         ("decoder", "decoder", CACHED),
         ("with a head", "decoder", WITH_HEAD),
         ("head", "decoder", HEAD),
@@ -158,7 +174,7 @@ REFUSED: dict[str, tuple[str, str, GraphSummary]] = {
     "labels of tokens": ("encoder", "encoder", with_output("b", "t", 2)),
     "logits of labels": ("encoder", "encoder", with_output("b", 2, name="logits")),
     "no lengths": ("encoder", "encoder", replace(LABELS, inputs=READS[:1])),
-    "no maps": ("encoder", "attention", replace(MAPS, outputs=())),
+    "no maps": ("encoder", "attention", replace(MAPS, inputs=READS, outputs=())),
     "half of the maps": ("translator", "attention", replace(MAPS, outputs=MAPS.outputs[:1])),
     "other heads": (
         "translator",
@@ -168,9 +184,9 @@ REFUSED: dict[str, tuple[str, str, GraphSummary]] = {
     "wide keys": (
         "decoder",
         "decoder",
-        replace(CACHED, inputs=(value(PAST[0], "b", 2, "c", 16), CACHE[1])),
+        replace(CACHED, inputs=(*STEPS, value(PAST[0], "b", 2, "c", 16), CACHE[-1])),
     ),
-    "no values": ("decoder", "decoder", replace(CACHED, inputs=CACHE[:1])),
+    "no values": ("decoder", "decoder", replace(CACHED, inputs=CACHE[:-1])),
     "no new values": ("decoder", "decoder", replace(CACHED, outputs=CACHED.outputs[:2])),
     "no logits": ("decoder", "decoder", replace(CACHED, outputs=CACHED.outputs[1:])),
     "no hidden states": ("with a head", "decoder", CACHED),

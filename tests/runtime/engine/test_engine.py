@@ -126,7 +126,6 @@ def with_graph(bundle: Bundle, role: str, sequence: int) -> Bundle:
 
 
 REFUSED: dict[str, Callable[[Bundle], object]] = {
-    "state of another name": lambda bundle: Engine(with_state(bundle, input="past")),
     "batch as the second axis": lambda bundle: Engine(
         with_state(bundle, shape=(2, "batch", "capacity", 16))
     ),
