@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file
-from ortolan.runtime.bundle.manifest import File, Manifest
+from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
@@ -22,7 +22,7 @@ PACKED = ("packed-", ".packing")
 
 def place_of(target: Path) -> Place:
     """The place of a bundle; a symbolic link is followed and stays."""
-    return Place(files.followed(target), index=manifest_file.NAME)
+    return Place(files.followed(target), index=NAME)
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File
     """Size and hash of every file of a bundle except its manifest, sorted by name."""
     files_by_name = {file.name: file for file in described}
     for path in folder.iterdir():
-        if path.is_file() and path.name not in {manifest_file.NAME, *files_by_name}:
+        if path.is_file() and path.name not in {NAME, *files_by_name}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             files_by_name[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
@@ -61,7 +61,7 @@ def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, last."""
-    files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
+    files.write(folder / NAME, manifest_file.encode(manifest))
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -90,10 +90,10 @@ def _check_target(target: Path, force: bool) -> None:
 def _bundle_names(folder: Path) -> set[str]:
     """Names of the files of a bundle; none if the folder is not a bundle."""
     try:
-        manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
+        manifest = manifest_file.decode((folder / NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
     folders = {manifest.media_folder} if manifest.features else set()
     folders |= {MTP} if manifest.has_head else set()
     folders |= {TEXT} if manifest.texts else set()
-    return {manifest_file.NAME, *folders, *(file.name for file in manifest.files)}
+    return {NAME, *folders, *(file.name for file in manifest.files)}

@@ -57,6 +57,10 @@ MediaSource = ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSour
 Source = TextSource | MediaSource
 """Input of an encoder."""
 
+Axis = (
+    Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    | Annotated[str, Meta(pattern=r"\A(batch|capacity|source)\Z")]
+)
 CacheType = Literal["grows", "slots"]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
@@ -96,7 +100,7 @@ class State(Record, frozen=True, kw_only=True):
     name: Label
     input: Label
     output: Label
-    shape: tuple[int | str, ...]
+    shape: Annotated[tuple[Axis, ...], Meta(max_length=limits.MAX_STATE_RANK)]
     dtype: StateType
     update: Literal["append", "replace", "source"]
     window: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None

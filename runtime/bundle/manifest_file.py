@@ -6,19 +6,17 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
-from ortolan.runtime.bundle.manifest import NAME, SCHEMA, File, Manifest, Source, Speech, State
-from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
+from ortolan.runtime.bundle.manifest import NAME, SCHEMA, Manifest, State
+from ortolan.runtime.bundle.parts import LongestSide
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ManifestError
-
-__all__ = ["NAME", "decode", "encode", "fingerprint"]
 
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
@@ -50,8 +48,9 @@ def decode(data: bytes) -> Manifest:
         raise ManifestError(
             f"{NAME} is not a manifest of schema {SCHEMA}: {str(error)[:300]}. {_ADVICE}"
         ) from error
-    _check_repeated_fields(data)
-    _check(manifest)
+    # Some parsers keep the first of repeated fields, others the last. The depth is bounded by now.
+    json.loads(data, object_pairs_hook=_check_fields)
+    _check(_rules(manifest))
     return manifest
 
 
@@ -70,286 +69,252 @@ def fingerprint(manifest: Manifest) -> str:
 
 # --- rules ----------------------------------------------------------------------------------------
 
-
-def _check(manifest: Manifest) -> None:
-    """Check that the fields fit together, so that the runtime never has to ignore or guess."""
-    _check_host(manifest)
-    _check_unique("devices", manifest.devices)
-    _check_files(manifest)
-    _check_graphs(manifest)
-    _check_states(manifest)
-    # prefill and decode may hold one weight twice: with a scale per row, and with groups
-    for by_row in (True, False):
-        names = [tensor.name for tensor in manifest.quantized if (tensor.group is None) == by_row]
-        _check_unique("names of low-bit weights", names)
-    _check_kind(manifest)
-    _check_tokens(manifest)
-    for expected, got in () if manifest.source is None else manifest.source.problems(manifest):
-        raise _refused(expected, got)
-    _check_output(manifest)
-    _check_maps(manifest)
+Rules = Iterator[tuple[object, str, str]]
+"""Whether a rule holds, what it expects, and what the manifest has."""
 
 
-def _check_host(manifest: Manifest) -> None:
-    cache = manifest.host.cache
-    grows = any(state.update == "append" for state in manifest.states)
-    if (cache is not None) != grows:
-        raise _refused(
-            "`host.cache` of bundles whose states grow, and only there",
-            f"{cache} with {'growing' if grows else 'no growing'} states",
-        )
+def _check(rules: Rules) -> None:
+    for holds, expected, got in rules:
+        if not holds:
+            raise _refused(expected, got)
 
 
-def _check_repeated_fields(data: bytes) -> None:
-    """Reject repeated fields: some parsers keep the first, others the last.
-
-    The depth of the JSON is bounded by now, so the standard library's parser is safe.
-    """
-
-    def check(items: list[tuple[str, object]]) -> None:
-        _check_unique("field names", [name for name, _ in items])
-
-    json.loads(data, object_pairs_hook=check)
+def _check_fields(items: list[tuple[str, object]]) -> None:
+    _check(_unique("field names", [name for name, _ in items]))
 
 
-def _check_unique(what: str, names: Iterable[str]) -> None:
+def _unique(what: str, names: Iterable[str]) -> Rules:
     seen: set[str] = set()
     for name in names:
-        if name in seen:
-            raise _refused(f"unique {what}", f"{name!r} twice")
+        yield name not in seen, f"unique {what}", f"{name!r} twice"
         seen.add(name)
 
 
-def _check_files(manifest: Manifest) -> None:
+def _rules(manifest: Manifest) -> Rules:
+    """How the fields fit together, so that the runtime never has to ignore or guess."""
+    cache, states = manifest.host.cache, manifest.states
+    grows = any(state.update == "append" for state in states)
+    yield (
+        (cache is not None) == grows,
+        "`host.cache` of bundles whose states grow, and only there",
+        f"{cache} with {'growing' if grows else 'no growing'} states",
+    )
+    yield from _unique("devices", manifest.devices)
+    yield from _file_rules(manifest)
+    yield from _graph_rules(manifest)
+    yield from _unique("state names", [state.name for state in states])
+    yield from _unique("inputs of states", [state.input for state in states])
+    yield from _unique("outputs of states", [state.output for state in states])
+    for state in states:
+        yield from _state_rules(manifest, state)
+    # prefill and decode may hold one weight twice: with a scale per row, and with groups
+    for by_row in (True, False):
+        names = [tensor.name for tensor in manifest.quantized if (tensor.group is None) == by_row]
+        yield from _unique("names of low-bit weights", names)
+    yield from _kind_rules(manifest)
+    yield from _token_rules(manifest)
+    if manifest.source is not None:
+        for expected, got in manifest.source.problems(manifest):
+            yield False, expected, got
+    yield from _output_rules(manifest)
+    maps = manifest.attention_maps
+    yield from _unique("attention maps", maps)
+    yield (
+        (MAPS_ROLE in manifest.graphs) == bool(maps),
+        f"`attention_maps` and a graph {MAPS_ROLE!r}, or neither",
+        f"{len(maps)} maps",
+    )
+    for name in maps:
+        is_map = re.fullmatch(manifest.model_kind.maps, name)
+        yield is_map, f"attention maps of the kind {manifest.kind!r}", repr(name)
+
+
+def _file_rules(manifest: Manifest) -> Rules:
     names = [file.name for file in manifest.files]
     for name in names:
-        if name in (".", "..", NAME):
-            raise _refused("names of files in the bundle's folder", repr(name))
-    _check_unique("file names", names)
-    if names != sorted(names):
-        raise _refused("files sorted by name", ", ".join(names[:8]))
-    used = [graph.file for graph in manifest.graphs.values()]
-    used += manifest.weights
-    used += [name for name in (manifest.certificate, manifest.tokenizer) if name is not None]
+        is_inside = name not in (".", "..", NAME)
+        yield is_inside, "names of files in the bundle's folder", repr(name)
+    yield from _unique("file names", names)
+    yield names == sorted(names), "files sorted by name", ", ".join(names[:8])
+    graphs = [graph.file for graph in manifest.graphs.values()]
+    others = (manifest.certificate, manifest.tokenizer)
+    used = [*graphs, *manifest.weights, *(name for name in others if name is not None)]
     # a file with two roles would only be checked by the rules of one
-    _check_unique("files for graphs, weights, tokenizer and certificate", used)
+    yield from _unique("files for graphs, weights, tokenizer and certificate", used)
     for name in used:
-        if name not in names:
-            raise _refused(f"{name!r} among `files`", "no such file")
-    if manifest.certificate is None and manifest.unverified is None:
-        raise _refused("a certificate, or the reason in `unverified`", "neither")
+        yield name in names, f"{name!r} among `files`", "no such file"
+    has_reason = manifest.certificate is not None or manifest.unverified is not None
+    yield has_reason, "a certificate, or the reason in `unverified`", "neither"
     for file in manifest.files:
-        _check_size(file, manifest)
+        limit = limits.MAX_GRAPH_BYTES if file.name in graphs else limits.MAX_WHOLE_FILE_BYTES
+        fits = file.name in manifest.weights or file.size <= limit
+        yield fits, f"at most {limit} bytes for {file.name!r}", f"{file.size}"
 
 
-def _check_size(file: File, manifest: Manifest) -> None:
-    if file.name in manifest.weights:
-        return
-    is_graph = any(file.name == graph.file for graph in manifest.graphs.values())
-    limit = limits.MAX_GRAPH_BYTES if is_graph else limits.MAX_WHOLE_FILE_BYTES
-    if file.size > limit:
-        raise _refused(f"at most {limit} bytes for {file.name!r}", f"{file.size}")
-
-
-def _check_graphs(manifest: Manifest) -> None:
-    roles = manifest.model_kind.graphs
-    if frozenset(manifest.graphs) - ON_DEMAND not in roles:
-        raise _refused(
-            f"the graphs {' or '.join(' and '.join(sorted(names)) for names in roles)}",
-            ", ".join(sorted(manifest.graphs))[:300] or "none",
-        )
-    _check_both_ways(manifest)
-    for role, graph in manifest.graphs.items():
-        steps = (graph.sequence, graph.min_new_tokens)
-        if (role not in STEPPED or role == BOTH_WAYS) and steps != (None, 1):
-            raise _refused(f"neither `sequence` nor `min_new_tokens` for {role!r}", f"{steps}")
-        if graph.sequence is not None and graph.sequence > manifest.context_length:
-            raise _refused(
-                f"a sequence within the context of {manifest.context_length} for {role!r}",
-                f"{graph.sequence}",
-            )
-
-
-def _check_both_ways(manifest: Manifest) -> None:
-    """Check that vectors see each other if and only if there is a graph for it."""
+def _graph_rules(manifest: Manifest) -> Rules:
+    roles, graphs = manifest.model_kind.graphs, manifest.graphs
+    yield (
+        graphs.keys() - ON_DEMAND in roles,
+        f"the graphs {' or '.join(' and '.join(sorted(names)) for names in roles)}",
+        ", ".join(sorted(graphs))[:300] or "none",
+    )
     features = manifest.features
     sees = features is not None and features.attention == "both_ways"
-    if (BOTH_WAYS in manifest.graphs) != sees:
-        raise _refused(
-            f"a graph {BOTH_WAYS!r} if and only if vectors attend {BOTH_WAYS}",
-            f"{'one' if not sees else 'none'}",
+    yield (
+        (BOTH_WAYS in graphs) == sees,
+        f"a graph {BOTH_WAYS!r} if and only if vectors attend {BOTH_WAYS}",
+        "none" if sees else "one",
+    )
+    yield (
+        not sees or (manifest.devices == ("cpu",) and manifest.attention == "fused"),
+        "vectors that see each other in bundles of fused attention for the cpu alone",
+        f"{manifest.attention} attention for {', '.join(manifest.devices)}",
+    )
+    yield (
+        not sees or all(state.update == "append" for state in manifest.states),
+        "vectors that see each other in a decoder whose states all grow",
+        "others",
+    )
+    for role, graph in graphs.items():
+        steps, context = (graph.sequence, graph.min_new_tokens), manifest.context_length
+        has_steps = role in STEPPED and role != BOTH_WAYS
+        yield (
+            has_steps or steps == (None, 1),
+            f"neither `sequence` nor `min_new_tokens` for {role!r}",
+            f"{steps}",
         )
-    if not sees:
-        return
-    if manifest.devices != ("cpu",) or manifest.attention != "fused":
-        raise _refused(
-            "vectors that see each other in bundles of fused attention for the cpu alone",
-            f"{manifest.attention} attention for {', '.join(manifest.devices)}",
+        yield (
+            graph.sequence is None or graph.sequence <= context,
+            f"a sequence within the context of {context} for {role!r}",
+            f"{graph.sequence}",
         )
-    if any(state.update != "append" for state in manifest.states):
-        raise _refused("vectors that see each other in a decoder whose states all grow", "others")
 
 
 _SYMBOLS = {"append": ["capacity"], "replace": [], "source": ["source"]}
 """Named sizes in the shape of a state, besides the batch."""
 
 
-def _check_states(manifest: Manifest) -> None:
-    states, kind = manifest.states, manifest.model_kind
-    _check_unique("state names", [state.name for state in states])
-    _check_unique("inputs of states", [state.input for state in states])
-    _check_unique("outputs of states", [state.output for state in states])
-    for state in states:
-        if state.update not in kind.updates:
-            raise _refused(
-                f"a state with an update of the kind {kind.name!r}",
-                f"{state.update!r} for {state.name!r}",
-            )
-        _check_shape(state)
-        if state.window is not None:
-            _check_window(manifest, state)
-    if kind.reads_source and all(state.update != "source" for state in states):
-        raise _refused("a state with the update 'source', for the decoder to read", "none")
-
-
-def _check_shape(state: State) -> None:
+def _state_rules(manifest: Manifest, state: State) -> Rules:
+    kind, grows, name = manifest.model_kind, state.update == "append", repr(state.name)
+    yield (
+        state.update in kind.updates,
+        f"a state with an update of the kind {kind.name!r}",
+        f"{state.update!r} for {name}",
+    )
     symbols = [size for size in state.shape if isinstance(size, str)]
-    sizes = [size for size in state.shape if isinstance(size, int)]
     expected = ["batch", *_SYMBOLS[state.update]]
-    if sorted(symbols) != expected:
-        raise _refused(
-            f"{' and '.join(expected)} once in the shape of {state.name!r}",
-            f"{', '.join(symbols)[:300] or 'none'}",
-        )
-    if len(state.shape) > limits.MAX_STATE_RANK:
-        raise _refused(
-            f"at most {limits.MAX_STATE_RANK} axes for {state.name!r}", f"{len(state.shape)}"
-        )
-    if state.dtype == "int8" and state.update != "append":
-        raise _refused(f"a float type for {state.name!r}, which does not grow", "int8")
-    for size in sizes:
-        if not 1 <= size <= limits.MAX_DIMENSION:
-            raise _refused(f"sizes of at least 1 for {state.name!r}", f"{size}")
+    yield (
+        sorted(symbols) == expected,
+        f"{' and '.join(expected)} once in the shape of {name}",
+        ", ".join(symbols) or "none",
+    )
+    is_float = state.dtype != "int8"
+    yield is_float or grows, f"a float type for {name}, which does not grow", "int8"
+    if state.window is not None:
+        yield grows, "windows of states that grow", f"one of {name}"
+        devices = manifest.devices
+        yield devices == ("cpu",), "windows in bundles for the cpu alone", ", ".join(devices)
+        takes_prompts = not manifest.takes_one and not kind.has_encoder
+        yield takes_prompts, "windows in decoders that take whole prompts", f"one of {name}"
 
 
-def _check_window(manifest: Manifest, state: State) -> None:
-    if state.update != "append":
-        raise _refused("windows of states that grow", f"one of {state.name!r}")
-    if manifest.devices != ("cpu",):
-        raise _refused("windows in bundles for the cpu alone", ", ".join(manifest.devices))
-    if manifest.takes_one or manifest.model_kind.has_encoder:
-        raise _refused("windows in decoders that take whole prompts", f"one of {state.name!r}")
-
-
-def _check_kind(manifest: Manifest) -> None:
-    """Check that fields of some kinds are present for these kinds and absent for others."""
-    kind = manifest.model_kind
+def _kind_rules(manifest: Manifest) -> Rules:
+    """Fields of some kinds are present for these kinds and absent for others."""
+    kind, features, source = manifest.model_kind, manifest.features, manifest.source
     for name, value, belongs in (
-        ("source", manifest.source, kind.has_encoder),
+        ("source", source, kind.has_encoder),
         ("output", manifest.output, not kind.has_decoder),
         ("start", manifest.tokens.start, kind.reads_source),
     ):
-        if (value is not None) != belongs:
-            raise _refused(
-                f"{'a' if belongs else 'no'} `{name}` in a bundle of kind {kind.name!r}",
-                "none" if value is None else "one",
-            )
-    if manifest.features is not None and (kind.has_encoder or manifest.takes_one):
-        raise _refused(
-            f"`{manifest.media}` in a decoder that takes whole prompts", "one of another kind"
+        yield (
+            (value is not None) == belongs,
+            f"{'a' if belongs else 'no'} `{name}` in a bundle of kind {kind.name!r}",
+            "none" if value is None else "one",
         )
-    match manifest.features:
-        case Features(tiles=Tiles(grid=ClosestShape(least=a, most=b) | Oversized(least=a, most=b))):
-            if a > b:
-                raise _refused("`least` tiles up to `most`", f"{a} and {b}")
-    features = manifest.features
-    is_whole = features is None or (features.tiles is None and not manifest.sounds)
-    if features is not None and features.positions == "grid" and not is_whole:
-        raise _refused("whole images as grids", "tiles or sounds")
-    if manifest.speech is not None and not isinstance(manifest.source, AudioSource):
-        raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
-    if manifest.images and manifest.sounds:
-        raise _refused("`images` or `sounds`", "both")
-    if manifest.dictation and not manifest.sounds:
-        raise _refused("`dictation` in a decoder that reads sounds", "one of another kind")
-    if manifest.hidden_states is not None and (
-        kind.has_encoder or manifest.takes_one or manifest.features is not None
-    ):
-        raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
-    if manifest.texts is not None and not (
-        manifest.source is not None
-        and manifest.source.medium == "images"
+    yield (
+        not kind.reads_source or any(state.update == "source" for state in manifest.states),
+        "a state with the update 'source', for the decoder to read",
+        "none",
+    )
+    takes_prompts = not kind.has_encoder and not manifest.takes_one
+    tiles = None if features is None else features.tiles
+    is_grid = features is not None and features.positions == "grid"
+    embeds = (
+        source is not None
+        and source.medium == "images"
         and manifest.output_kind.name == "embedding"
+    )
+    hears = isinstance(source, AudioSource)
+    for present, fits, expected in (
+        (features, takes_prompts, f"`{manifest.media}` in a decoder that takes whole prompts"),
+        (is_grid, tiles is None and not manifest.sounds, "whole images as grids"),
+        (
+            manifest.speech,
+            isinstance(source, AudioSource),
+            "`speech` in a bundle that reads sounds",
+        ),
+        (manifest.images, not manifest.sounds, "either `images` or `sounds`"),
+        (manifest.dictation, manifest.sounds, "`dictation` in a decoder that reads sounds"),
+        (
+            manifest.hidden_states,
+            takes_prompts and features is None,
+            "`hidden_states` in a decoder of text alone",
+        ),
+        (manifest.texts, embeds, "`texts` in an encoder that embeds images"),
     ):
-        raise _refused("`texts` in an encoder that embeds images", "one of another kind")
+        yield not present or fits, expected, "one of another kind"
+    if tiles is not None and not isinstance(tiles.grid, LongestSide):
+        least, most = tiles.grid.least, tiles.grid.most
+        yield least <= most, "`least` tiles up to `most`", f"{least} and {most}"
 
 
-def _check_tokens(manifest: Manifest) -> None:
-    tokens = manifest.tokens
-    singles = ("bos", "pad", "start", "forced_first", "forced_last")
-    named: list[tuple[str, Sequence[int | None]]]
-    named = [(name, [getattr(tokens, name)]) for name in singles]
-    features = manifest.features
+def _token_rules(manifest: Manifest) -> Rules:
+    tokens, features, speech = manifest.tokens, manifest.features, manifest.speech
+    named: dict[str, Iterable[int | None]] = {
+        name: [getattr(tokens, name)]
+        for name in ("bos", "pad", "start", "forced_first", "forced_last")
+    }
     if features is not None:
-        named.append((f"{manifest.media}.token", [features.token]))
-    if manifest.speech is not None:
-        named += _named_speech(manifest.speech, manifest.source)
-    named.append(("suppressed_first", tokens.suppressed_first))
-    named.append(("opening", tokens.opening))
-    for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
+        named[f"{manifest.media}.token"] = [features.token]
+    if speech is not None:
+        # the last token of time is as late as the sound ends
+        last = manifest.source.vectors if isinstance(manifest.source, AudioSource) else 0
+        named |= {
+            "speech.languages": speech.languages.values(),
+            "speech.tasks": speech.tasks.values(),
+            "speech.no_timestamps": [speech.no_timestamps],
+            "speech.first_timestamp": [speech.first_timestamp + last],
+        }
+    for name in ("suppressed_first", "opening", "eos", "suppressed"):
+        named[name] = getattr(tokens, name)
+    size = manifest.vocab_size
+    for name, ids in named.items():
         for token in ids:
-            if token is not None and token >= manifest.vocab_size:
-                raise _refused(
-                    f"an id below {manifest.vocab_size}, the vocabulary size, for {name!r}",
-                    f"{token}",
-                )
+            fits = token is None or token < size
+            yield fits, f"an id below {size}, the vocabulary size, for {name!r}", f"{token}"
 
 
-def _named_speech(speech: Speech, source: Source | None) -> list[tuple[str, Sequence[int | None]]]:
-    """Tokens of a transcription; the last one of time is as late as the sound ends."""
-    last = source.vectors if isinstance(source, AudioSource) else 0
-    return [
-        ("speech.languages", [*speech.languages.values()]),
-        ("speech.tasks", [*speech.tasks.values()]),
-        ("speech.no_timestamps", [speech.no_timestamps]),
-        ("speech.first_timestamp", [speech.first_timestamp + last]),
-    ]
-
-
-def _check_output(manifest: Manifest) -> None:
-    output = manifest.output
+def _output_rules(manifest: Manifest) -> Rules:
+    output, kind, vocabulary = manifest.output, manifest.output_kind, manifest.vocab_size
     if output is None:
         return
-    kind = manifest.output_kind
     labels = 0 if kind.scores is None else output.size
     is_named = kind.may_be_named and len(output.labels) == output.size
-    if len(output.labels) != labels and not is_named:
-        raise _refused(
-            f"{labels} labels for {output.kind} of {output.size}", f"{len(output.labels)}"
-        )
-    if output.kind == "spans" and output.size != 2:
-        raise _refused("2 labels for spans, of the start and the end", f"{output.size}")
-    of_symbols = isinstance(manifest.source, WaveSource) and output.size == manifest.vocab_size
-    if kind.may_be_named and not of_symbols:
-        raise _refused(
-            f"a wave and {manifest.vocab_size} logits per vector", f"{output.size} logits"
-        )
-    if is_named and manifest.tokens.pad is None:
-        raise _refused("the blank of named symbols in `tokens.pad`", "none")
-    of_tokens = isinstance(manifest.source, TextSource) and output.size == manifest.vocab_size
-    if output.kind == "logits" and not of_tokens:
-        raise _refused(
-            f"a text and {manifest.vocab_size} logits per token", f"{output.size} logits"
-        )
-
-
-def _check_maps(manifest: Manifest) -> None:
-    maps = manifest.attention_maps
-    _check_unique("attention maps", maps)
-    if (MAPS_ROLE in manifest.graphs) != bool(maps):
-        raise _refused(
-            f"`attention_maps` and a graph {MAPS_ROLE!r}, or neither", f"{len(maps)} maps"
-        )
-    for name in maps:
-        if not re.fullmatch(manifest.model_kind.maps, name):
-            raise _refused(f"attention maps of the kind {manifest.kind!r}", repr(name))
+    yield (
+        len(output.labels) == labels or is_named,
+        f"{labels} labels for {output.kind} of {output.size}",
+        f"{len(output.labels)}",
+    )
+    yield (
+        output.kind != "spans" or output.size == 2,
+        "2 labels for spans, of the start and the end",
+        f"{output.size}",
+    )
+    for is_meant, source, words in (
+        (kind.may_be_named, WaveSource, f"a wave and {vocabulary} logits per vector"),
+        (output.kind == "logits", TextSource, f"a text and {vocabulary} logits per token"),
+    ):
+        fits = isinstance(manifest.source, source) and output.size == vocabulary
+        yield not is_meant or fits, words, f"{output.size} logits"
+    has_blank = manifest.tokens.pad is not None
+    yield not is_named or has_blank, "the blank of named symbols in `tokens.pad`", "none"

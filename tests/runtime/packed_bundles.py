@@ -25,7 +25,7 @@ from tests.runtime.tiny_decoder import (
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.bundle.manifest import NAME, Tokens
 
 BITS = 4
 
@@ -65,7 +65,7 @@ def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
 
     With `is_scaled` the prefill graph has DynamicQuantizeMatMul instead.
     """
-    manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
+    manifest = manifest_file.decode((folder / NAME).read_bytes())
     old = folder / manifest.weights[0]
     blob = bytearray(old.read_bytes())
     names = [graph.file for graph in manifest.graphs.values()]
@@ -79,13 +79,13 @@ def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
         (folder / name).write_bytes(model.SerializeToString(deterministic=True))
     old.unlink()
     (folder / weights).write_bytes(blob)
-    paths = [path for path in folder.iterdir() if path.name != manifest_file.NAME]
+    paths = [path for path in folder.iterdir() if path.name != NAME]
     files = described({path.name: path.read_bytes() for path in paths})
     graphs = dict(manifest.graphs)
     if is_scaled:
         graphs["prefill"] = msgspec.structs.replace(graphs["prefill"], min_new_tokens=2)
     changed = msgspec.structs.replace(manifest, weights=(weights,), files=files, graphs=graphs)
-    (folder / manifest_file.NAME).write_bytes(manifest_file.encode(changed))
+    (folder / NAME).write_bytes(manifest_file.encode(changed))
 
 
 def _quantized(model: ModelProto, blob: bytearray, group: int) -> list[TensorProto]:

@@ -209,9 +209,10 @@ def _list(found: Iterable[Entry], as_json: bool) -> None:
 def _precision(folder: Path) -> str | None:
     """Precision of a bundle; `None` if its manifest cannot be read."""
     from ortolan.runtime.bundle import manifest_file
+    from ortolan.runtime.bundle.manifest import NAME
     from ortolan.runtime.errors import ManifestError
 
     try:
-        return manifest_file.decode((folder / manifest_file.NAME).read_bytes()).precision
+        return manifest_file.decode((folder / NAME).read_bytes()).precision
     except (OSError, ManifestError):
         return None
