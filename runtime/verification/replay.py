@@ -5,7 +5,7 @@ model (`probe_runs`), then sequences alone and among others (`exactness`).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -99,25 +99,27 @@ def verify(
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
-    identical = check_exact(engine, certificate) if exact else None
-    around = _check_surroundings(bundle, own)
+    report = msgspec.structs.replace(
+        report,
+        weights=weights,
+        surroundings=_check_surroundings(bundle, own),
+        exact=check_exact(engine, certificate) if exact else None,
+    )
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
     # opening them checks that they are the right ones
     parts = {name: same(part.path, isolate=isolate) for name, part in open_parts(bundle).items()}
-    is_wrong = weights.wrong or (around is not None and around.wrong)
-    verdicts = ("FAIL" if is_wrong else report.verdict, *(part.verdict for part in parts.values()))
-    report = msgspec.structs.replace(
-        report,
-        verdict=max(verdicts, key=_VERDICTS.index),
-        weights=weights,
-        surroundings=around,
-        exact=identical,
-        seconds=time.monotonic() - started,
-        **parts,
-    )
+    report = _with_parts(report, parts, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
+
+
+def _with_parts(report: Report, parts: Mapping[str, Report], *, seconds: float) -> Report:
+    """The report of a bundle with those of the bundles in it; the worst verdict counts."""
+    wrong = [part.wrong for part in (report.weights, report.surroundings) if part is not None]
+    own = "FAIL" if any(wrong) else report.verdict
+    verdict = max((own, *(part.verdict for part in parts.values())), key=_VERDICTS.index)
+    return msgspec.structs.replace(report, verdict=verdict, seconds=seconds, **parts)
 
 
 def replay(
