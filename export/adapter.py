@@ -49,7 +49,7 @@ from ortolan.runtime.verification.certificate_files import (
     JSON_NAME,
     write_certificate,
 )
-from ortolan.staging import BusyError, Place, staged
+from ortolan.staging import Place, staged
 
 NAMES = {adapter_folder.NAME, adapter_folder.BLOB, JSON_NAME, ARRAYS_NAME}
 """Files of an adapter."""
@@ -235,8 +235,6 @@ def staged_adapter(target: Path, *, force: bool) -> Iterator[Path]:
         with staged(Place(files.followed(target), index=adapter_folder.NAME)) as folder:
             _check_target(target, force=force)
             yield folder
-    except BusyError as error:
-        raise OutputError(f"Another process is writing to {target}. Wait for it.") from error
     except OSError as error:
         raise OutputError(
             f"Cannot write the adapter to {target}: {files.described(error)}"

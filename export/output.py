@@ -12,7 +12,7 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import ManifestError
-from ortolan.staging import BusyError, Place, staged
+from ortolan.staging import Place, staged
 
 _log = logging.getLogger("ortolan.export")
 
@@ -42,8 +42,6 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
             yield folder
             # Again: the target may have been used during the export.
             _check_target(target, force)
-    except BusyError as error:
-        raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
     except OSError as error:
         raise OutputError(f"Cannot export to {target}: {files.described(error)}") from error
 

@@ -178,7 +178,7 @@ def test_who_waited_for_a_maker_that_failed_makes_alone(folder: Path) -> None:
     threads[1].start()
     assert makes.wait(10)
     place = staging.Place(folder / KEY, index="manifest.json")
-    with pytest.raises(staging.BusyError), staging.locked(place):
+    with pytest.raises(BlockingIOError), staging.locked(place):
         pass
     enough.set()
     for thread in threads:

@@ -31,7 +31,7 @@ from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.kinds import DECODER, ON_DEMAND
 from ortolan.runtime.bundle.source import IDS
 from ortolan.runtime.generation.recommended import recommendation
-from ortolan.staging import BusyError, Place, staged
+from ortolan.staging import Place, staged
 
 MODEL, CONFIG = "model.onnx", "genai_config.json"
 
@@ -90,8 +90,6 @@ def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
         with staged(Place(target, index=CONFIG)) as folder:
             write_folder(bundle, folder)
             _check_target(target, force)
-    except BusyError as error:
-        raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
     except OSError as error:
         raise OutputError(f"Cannot write to {target}: {files.described(error)}") from error
     return target

@@ -75,7 +75,7 @@ from ortolan.modeling.models.transformer import (
     build,
 )
 from ortolan.modeling.weights import TensorSource, published_pieces, targets
-from ortolan.staging import BusyError, placed
+from ortolan.staging import placed
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -381,10 +381,6 @@ def replaced(path: Path) -> Iterator[Path]:
     try:
         with placed(path, index=CONFIG, owned=(MODULES,)) as folder:
             yield folder
-    except BusyError as error:
-        raise CheckpointError(
-            f"{path}: another process is saving a checkpoint there. Wait for it."
-        ) from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot write the checkpoint: {files.described(error)}"

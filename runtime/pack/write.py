@@ -42,7 +42,7 @@ from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features
-from ortolan.staging import BusyError, Place, staged
+from ortolan.staging import Place, staged
 
 _SAVED = "saved.bin"
 
@@ -81,10 +81,6 @@ def pack(bundle: Bundle) -> PackReport:
             result = packed.open_packed(bundle, staging.name, onnxruntime=onnxruntime_version())
             before, after = _compare(bundle, result)
             size = _bytes_on_disk(staging)
-    except BusyError as error:
-        raise BundleError(
-            f"{bundle.path}: another process is packing this bundle. Wait for it."
-        ) from error
     except packed.UnusableError as error:
         raise BundleError(f"{bundle.path}: {error}") from error
     except OSError as error:

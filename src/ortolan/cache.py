@@ -122,7 +122,7 @@ def remove(key: str) -> None:
                 files.remove_folder(place.sibling("new"))
                 files.rename(place.target, place.sibling("new"))
                 files.remove_folder(place.sibling("new"))
-        except staging.BusyError as error:
+        except BlockingIOError as error:
             raise CacheError(f"Another process is making {key}. Wait for it.") from error
 
 
@@ -145,7 +145,7 @@ def remove_abandoned() -> None:
     """Remove what processes that were killed left of the entries that they were making."""
     for new in (cache_folder() / _FOLDER).glob(".*.new"):
         place = _place(new.name.removeprefix(".").removesuffix(".new"))
-        with contextlib.suppress(staging.BusyError, OSError), staging.locked(place):
+        with contextlib.suppress(OSError), staging.locked(place):
             files.remove_folder(new)
 
 

@@ -16,8 +16,10 @@ from typing import ParamSpec, Self, TypeVar
 
 try:
     import fcntl
-except ImportError:  # Windows: temporary files of killed processes stay
+except ImportError:  # Windows: temporary files of killed processes stay, and nothing is locked
     fcntl = None  # type: ignore[assignment]
+
+HAS_LOCKS = fcntl is not None
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +42,8 @@ def described(error: OSError, *, full: str = "Free some disk space.") -> str:
             return f"{error}. {full}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"{error}. Check the permissions."
+        case errno.EAGAIN:  # a lock, see `ortolan.staging`
+            return "another process is writing there. Wait for it."
         case _:
             return f"{error}."
 
@@ -82,10 +86,10 @@ class NewFile:
 
     def hold(self) -> bool:
         """Lock the file while it is written; `False` if another process is removing it."""
-        if fcntl is None:
+        if not HAS_LOCKS:
             return True
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._descriptor)
         except BlockingIOError:
             return False
         except OSError:
@@ -97,6 +101,14 @@ class NewFile:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def lock(descriptor: int, *, waits: bool = False) -> None:
+    """Lock a file until its descriptor is closed; raise `BlockingIOError` if another process has.
+
+    The operating system releases a dead process's lock.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def create(path: Path) -> NewFile:
@@ -150,7 +162,7 @@ def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) ->
             yield file
             if is_synced:
                 file.sync()
-            if fcntl is None:
+            if not HAS_LOCKS:
                 file.close()  # Windows cannot rename an open file
             replace(temporary, path)
         if is_synced:
@@ -228,7 +240,7 @@ def _temporary(path: Path, mode: int) -> tuple[Path, NewFile]:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove temporary files that killed processes left next to `path`."""
-    if fcntl is None:
+    if not HAS_LOCKS:
         return
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
     with os.scandir(path.parent) as entries:
@@ -237,7 +249,7 @@ def _remove_abandoned(path: Path) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(temporary, _OPEN)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor)
                 remove(temporary)
             finally:
                 os.close(descriptor)

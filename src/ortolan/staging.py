@@ -26,11 +26,6 @@ from pathlib import Path
 
 from ortolan import files
 
-try:
-    import fcntl
-except ImportError:  # Windows: no lock against two processes with one target
-    fcntl = None  # type: ignore[assignment]
-
 _HERE, _EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
 
@@ -38,10 +33,6 @@ _LOCK = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 """Links are rejected: an untrusted bundle may contain one."""
 
 _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
-
-
-class BusyError(Exception):
-    """Another process is writing to the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +63,8 @@ def staged(place: Place) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(place: Place, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Keep other processes out. The operating system releases a dead process's lock."""
-    if fcntl is None:
+    """Keep other processes out. Without `waiting`, a target that is locked is an error."""
+    if not files.HAS_LOCKS:  # no lock against two processes with one target
         yield
         return
     lock = place.sibling("lock")
@@ -242,7 +233,13 @@ def _hold(lock: Path, waiting: Callable[[], None] | None) -> int:
     while True:
         descriptor = files.completed(os.open, lock, _LOCK, 0o600)
         try:
-            _flock(descriptor, waiting)
+            try:
+                files.lock(descriptor)
+            except BlockingIOError:
+                if waiting is None:
+                    raise
+                waiting()
+                files.lock(descriptor, waits=True)
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except FileNotFoundError:
@@ -251,13 +248,3 @@ def _hold(lock: Path, waiting: Callable[[], None] | None) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _flock(descriptor: int, waiting: Callable[[], None] | None) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        if waiting is None:
-            raise BusyError from error
-        waiting()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)

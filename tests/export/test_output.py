@@ -144,7 +144,7 @@ def test_a_target_is_untouched_until_the_export_ends_and_a_second_one_is_rejecte
 ) -> None:
     export(target, OLD)
     with staged_bundle(target, force=True) as folder:
-        with pytest.raises(OutputError, match="Another export"):
+        with pytest.raises(OutputError, match="another process is writing there"):
             export(target, NEXT)
         fill(folder, NEW)
         assert marker_at(target) == OLD

@@ -102,7 +102,7 @@ def test_several_writers_some_of_them_killed_leave_one_bundle(
         forks[0].kill()
         outcomes = [fork.outcome() for fork in forks]
         errors += [outcome.error for outcome in outcomes]
-        assert all("other export" in outcome.message for outcome in outcomes if outcome.message)
+        assert all("another process" in outcome.message for outcome in outcomes if outcome.message)
         open_bundle(target, full_check=True)
     assert set(errors) <= {"", "SIGKILL", "OutputError"}
     assert errors.count("SIGKILL") == 8
