@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.hub.name import name_of
@@ -18,6 +17,7 @@ from ortolan.runtime.bundle.folder import (
     open_texts,
     retry_if_replaced,
 )
+from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -26,7 +26,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.errors import BundleKindError, InputError, shown
-from ortolan.runtime.model import Model, check_kind
+from ortolan.runtime.model import Model
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.verification.first_load import pass_first_load
 
@@ -152,7 +152,11 @@ def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadO
     )
     bundle = settings.opened(open_bundle, path)
     model = kind or _MODELS[bundle.manifest.kind]
-    check_kind(bundle.manifest, model)  # before the weights are read
+    if bundle.manifest.kind != model.kind:
+        article = "a" if model is Decoder else "an"
+        raise wrong_kind(
+            bundle.manifest, what=f"load as {model.__name__}", expected=f"{article} {model.kind}"
+        )
     if bundle.manifest.is_head:
         raise BundleKindError(
             f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
@@ -174,14 +178,13 @@ def _started(
 ) -> tuple[Bundle, Engine]:
     """The bundle, which keeps its files if they are copied, and its engine."""
     device, threads, full_check = settings.device, settings.threads, settings.full_check
-    packed = None
+    has_head, packed = bundle.manifest.has_head, None
     if settings.is_copied:
         _check_tensors(bundle)
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
-    has_head = bundle.manifest.has_head
     if settings.isolate:
         pass_first_load(bundle, device=device, packed=packed)
     if has_head and (settings.isolate or full_check):
@@ -189,7 +192,6 @@ def _started(
         if settings.isolate:
             pass_first_load(head, device=device)
 
-    @cache
     def head_engine() -> Engine:
         head = open_head(bundle)
         if settings.is_copied:
@@ -197,8 +199,6 @@ def _started(
         check_load(head, is_packed=False)
         return Engine(head, device=device, threads=threads)
 
-    if settings.is_copied and has_head:
-        head_engine()
     engine = Engine(
         bundle,
         device=device,
@@ -207,6 +207,8 @@ def _started(
         adapters=adapters,
         open_head=head_engine,
     )
+    if settings.is_copied and has_head:
+        engine.head()  # while its files are there
     return bundle, engine
 
 

@@ -3,7 +3,7 @@
 from typing import ClassVar, Self
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
+from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
 
@@ -31,7 +31,6 @@ class Model:
     """Bundle kind that this class loads."""
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
-        check_kind(bundle.manifest, type(self))
         self.bundle = bundle
         self.tokenizer = open_tokenizer(bundle)
         self._engine = engine
@@ -74,12 +73,3 @@ class Model:
     def threads(self) -> int:
         """Number of threads within one operator."""
         return self._engine.threads
-
-
-def check_kind(manifest: Manifest, model: type[Model]) -> None:
-    """Raise BundleKindError if `model` does not load bundles of this kind."""
-    if manifest.kind != model.kind:
-        article = "a" if model.kind == "decoder" else "an"
-        raise wrong_kind(
-            manifest, what=f"load as {model.__name__}", expected=f"{article} {model.kind}"
-        )
