@@ -9,19 +9,17 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer, answer_call
-from ortolan.runtime.encoding.call import EncoderCall
+from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer, answer
 from ortolan.runtime.encoding.classification import Classification, classify_call
-from ortolan.runtime.encoding.filling import Filling, fill_call
-from ortolan.runtime.encoding.queue import EncoderQueue
+from ortolan.runtime.encoding.filling import Filling, fill
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
     Aggregation,
     TokenClassification,
-    classify_tokens_call,
+    classify_tokens,
 )
 from ortolan.runtime.encoding.vectors import embed_call, logits_call, states_call, wave_call
-from ortolan.runtime.encoding.zero_shot import classify_as_call
+from ortolan.runtime.encoding.zero_shot import classify_as
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.input_reader import Inputs
@@ -102,14 +100,14 @@ class Encoder(Model):
             ContextLengthError: a text is too long.
             InputError: an input is empty or of the wrong kind, or there is no such prompt.
         """
-        return self._run(embed_call(self.rows, inputs, prompt=prompt, truncate=truncate))
+        return self.rows.run(embed_call(self.rows, inputs, prompt=prompt, truncate=truncate))
 
     def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
         """Score the labels of each input, as transformers' pipelines do.
 
         Same arguments and errors as `embed`. Raises BundleKindError if the encoder has no labels.
         """
-        return self._run(classify_call(self.rows, inputs, truncate=truncate))
+        return self.rows.run(classify_call(self.rows, inputs, truncate=truncate))
 
     def classify_as(
         self,
@@ -148,16 +146,14 @@ class Encoder(Model):
             TokenizerError: the bundle has no tokenizer.
             ContextLengthError: a text is too long with a label, or the sentence of a label.
         """
-        return self._run(
-            classify_as_call(
-                self.rows,
-                inputs,
-                labels,
-                embed_texts=self._embed_texts,
-                multi_label=multi_label,
-                template=template,
-                truncate=truncate,
-            )
+        return classify_as(
+            self.rows,
+            inputs,
+            labels,
+            embed_texts=self._embed_texts,
+            multi_label=multi_label,
+            template=template,
+            truncate=truncate,
         )
 
     def classify_tokens(
@@ -177,9 +173,7 @@ class Encoder(Model):
             ContextLengthError: a text is too long.
             InputError: an input is empty or not a text, or there is no such aggregation.
         """
-        return self._run(
-            classify_tokens_call(self.rows, inputs, aggregation=aggregation, truncate=truncate)
-        )
+        return classify_tokens(self.rows, inputs, aggregation=aggregation, truncate=truncate)
 
     def answer(
         self,
@@ -210,15 +204,13 @@ class Encoder(Model):
             InputError: a text is empty, or a length is not a positive number.
             TokenizerError: the question leaves no more than `stride` tokens of a window.
         """
-        return self._run(
-            answer_call(
-                self.rows,
-                question,
-                context,
-                max_answer_tokens=max_answer_tokens,
-                stride=stride,
-                allow_none=allow_none,
-            )
+        return answer(
+            self.rows,
+            question,
+            context,
+            max_answer_tokens=max_answer_tokens,
+            stride=stride,
+            allow_none=allow_none,
         )
 
     def fill(self, text: str, *, top: int = 5) -> Filling:
@@ -237,7 +229,7 @@ class Encoder(Model):
             InputError: the text has no blank, or an argument is invalid.
             TokenizerError: the tokenizer has no token for blanks.
         """
-        return self._run(fill_call(self.rows, text, self.tokenizer, top=top))
+        return fill(self.rows, text, self.tokenizer, top=top)
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.
@@ -246,7 +238,7 @@ class Encoder(Model):
             float32 `(tokens, width)` per input. The tokens of an image are its patches, after the
             model's class token and registers, if it has them; those of a sound are its vectors.
         """
-        return self._run(states_call(self.rows, inputs, truncate=truncate))
+        return self.rows.run(states_call(self.rows, inputs, truncate=truncate))
 
     def logits(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute logits for each token of each input. Same arguments and errors as `embed`.
@@ -256,7 +248,7 @@ class Encoder(Model):
         Returns:
             float32 `(tokens, vocab)` per input.
         """
-        return self._run(logits_call(self.rows, inputs, truncate=truncate))
+        return self.rows.run(logits_call(self.rows, inputs, truncate=truncate))
 
     @overload
     def transcribe(self, sound: Sound, **options: Unpack[CtcOptions]) -> Transcript: ...
@@ -292,7 +284,7 @@ class Encoder(Model):
         """
 
         def compute(wave_N: NDArray[np.float32]) -> NDArray[np.float32]:
-            return self._run(wave_call(self.rows, wave_N))
+            return self.rows.run(wave_call(self.rows, wave_N))
 
         if isinstance(sound, list):
             return [transcribe_ctc(own, self.manifest, compute, options) for own in sound]
@@ -313,14 +305,6 @@ class Encoder(Model):
         """
         self._engine.check_usable()
         return EncoderService(self._engine, self.rows, **options)
-
-    def _run(self, call: EncoderCall[R]) -> R:
-        """Compute a call in this thread."""
-        queue = EncoderQueue(self.rows)
-        queue.submit(call)
-        while queue.round():
-            pass
-        return call.result()
 
 
 def _embedded(texts: Encoder, sentences: tuple[str, ...], truncate: bool) -> NDArray[np.float32]:

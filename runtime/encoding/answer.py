@@ -5,19 +5,15 @@ Scores and words are those of the question answering pipeline of transformers 4.
 Shape letters: T tokens of a window.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.ids import WindowIds
 
 ANSWER_TOKENS = 15
 """Default maximum length of an answer in tokens, as in transformers."""
@@ -43,7 +39,7 @@ class Answer:
     end: int
 
 
-def answer_call(
+def answer(
     rows: Rows,
     question: str,
     context: str,
@@ -51,8 +47,11 @@ def answer_call(
     max_answer_tokens: int,
     stride: int | None,
     allow_none: bool,
-) -> EncoderCall[Answer]:
-    """See `Encoder.answer`."""
+) -> Answer:
+    """Choose the most probable answer from logits of starts and ends `(T, 2)` of each window.
+
+    With `allow_none`, compare with the lowest probability that a window has no answer.
+    """
     rows.expect("spans", what="answer", expected="a model for question answering")
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
@@ -64,37 +63,13 @@ def answer_call(
         stride = min(max_tokens // 2, STRIDE)
     stride = checked_count("stride", stride, least=0)
     windows = rows.reader.read_windows(question, context, max_tokens=max_tokens, stride=stride)
-    return EncoderCall(
-        [rows.item(ids, index) for index, ids in enumerate(windows)],
-        partial(
-            answered,
-            windows=windows,
-            context=context,
-            max_answer_tokens=most,
-            allow_none=allow_none,
-        ),
-    )
-
-
-def answered(
-    rows: Sequence[Row],
-    *,
-    windows: Sequence[WindowIds],
-    context: str,
-    max_answer_tokens: int,
-    allow_none: bool,
-) -> Answer:
-    """Choose the most probable answer from logits of starts and ends `(T, 2)` of each window.
-
-    With `allow_none`, compare with the lowest probability that a window has no answer.
-    """
-    best = Answer(text="", score=-1.0, start=0, end=0)
-    nulls = []
-    for logits_T2, window in zip(rows, windows, strict=True):
+    outputs = rows.outputs([rows.item(ids, index) for index, ids in enumerate(windows)])
+    best, nulls = Answer(text="", score=-1.0, start=0, end=0), []
+    for logits_T2, window in zip(outputs, windows, strict=True):
         inside_T = np.array([word is not None for word in window.words])
         starts_T, ends_T = (_probabilities(logits_T, inside_T) for logits_T in logits_T2.T)
         nulls.append(float(starts_T[0] * ends_T[0]))
-        first, last, score = _best_span(starts_T * inside_T, ends_T * inside_T, max_answer_tokens)
+        first, last, score = _best_span(starts_T * inside_T, ends_T * inside_T, most)
         words = window.words[first], window.words[last]
         if score > best.score and words[0] and words[1]:
             start, end = words[0][0], words[1][1]

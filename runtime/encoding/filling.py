@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, TokenizerError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
@@ -49,9 +47,7 @@ class Filling:
     blanks: tuple[tuple[Candidate, ...], ...]
 
 
-def fill_call(
-    rows: Rows, text: str, tokenizer: Tokenizer | None, *, top: int
-) -> EncoderCall[Filling]:
+def fill(rows: Rows, text: str, tokenizer: Tokenizer | None, *, top: int) -> Filling:
     """See `Encoder.fill`."""
     rows.expect("logits", what="fill", expected="an encoder with a language model's head")
     if not isinstance(text, str):
@@ -61,35 +57,8 @@ def fill_call(
     top = checked_count("top", top)
     items = rows.items(text, truncate=False)
     (ids,) = [item.ids for item in items if isinstance(item.ids, list)]
-    places = blanks_of(ids, tokenizer)
-    return EncoderCall(items, lambda outputs: filled(outputs[0], ids, places, tokenizer, top=top))
-
-
-def blanks_of(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Positions of the blanks in a text."""
-    masks = {mask: tokenizer.encode(mask, add_special_tokens=False) for mask in MASKS}
-    known = {mask: ids[0] for mask, ids in masks.items() if len(ids) == 1}
-    mask = next((mask for mask, token in known.items() if tokenizer.text_of(token) == mask), None)
-    if mask is None:
-        raise TokenizerError(
-            f"The tokenizer has no token for blanks, which is one of the tokens "
-            f"{', '.join(MASKS)}. Use a model that was trained to fill blanks."
-        )
-    places = [place for place, token in enumerate(ids) if token == known[mask]]
-    if not places:
-        raise InputError(f"fill: the text has no blank. Write {mask} where a word is missing.")
-    return places
-
-
-def filled(
-    logits_TV: NDArray[np.float32],
-    ids: Sequence[int],
-    places: Sequence[int],
-    tokenizer: Tokenizer,
-    *,
-    top: int,
-) -> Filling:
-    """Choose candidates."""
+    places = _blanks(ids, tokenizer)
+    (logits_TV,) = rows.outputs(items)
     blanks = []
     for place in places:
         scores_V = scores_of(logits_TV[place], "softmax")
@@ -107,3 +76,19 @@ def filled(
     chosen = {place: blank[0].token for place, blank in zip(places, blanks, strict=True)}
     whole = [chosen.get(place, token) for place, token in enumerate(ids)]
     return Filling(text=tokenizer.decode(whole), blanks=tuple(blanks))
+
+
+def _blanks(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Positions of the blanks in a text."""
+    masks = {mask: tokenizer.encode(mask, add_special_tokens=False) for mask in MASKS}
+    known = {mask: ids[0] for mask, ids in masks.items() if len(ids) == 1}
+    mask = next((mask for mask, token in known.items() if tokenizer.text_of(token) == mask), None)
+    if mask is None:
+        raise TokenizerError(
+            f"The tokenizer has no token for blanks, which is one of the tokens "
+            f"{', '.join(MASKS)}. Use a model that was trained to fill blanks."
+        )
+    places = [place for place, token in enumerate(ids) if token == known[mask]]
+    if not places:
+        raise InputError(f"fill: the text has no blank. Write {mask} where a word is missing.")
+    return places

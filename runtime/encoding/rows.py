@@ -11,6 +11,7 @@ from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import Output, wrong_kind
 from ortolan.runtime.bundle.source import LENGTHS, MEL
 from ortolan.runtime.encoding.call import EncoderCall, Item, Row, at_input
+from ortolan.runtime.encoding.queue import EncoderQueue
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.input_reader import InputReader, ReadInput, as_list
 
@@ -39,6 +40,18 @@ class Rows:
     ) -> EncoderCall[R]:
         """A call of one input or several, and how their outputs become its result."""
         return EncoderCall(self.items(inputs, truncate=truncate), finish)
+
+    def run(self, call: EncoderCall[R]) -> R:
+        """Compute a call in this thread."""
+        queue = EncoderQueue(self)
+        queue.submit(call)
+        while queue.round():
+            pass
+        return call.result()
+
+    def outputs(self, items: Sequence[Item]) -> list[Row]:
+        """The outputs of items, in their order."""
+        return self.run(EncoderCall(items, list))
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed."""

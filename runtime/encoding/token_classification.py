@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.ids import SpannedIds, TokenSpan
@@ -63,9 +62,9 @@ class TokenClassification:
     entities: tuple[LabeledSpan, ...]
 
 
-def classify_tokens_call(
+def classify_tokens(
     rows: Rows, inputs: Inputs, *, aggregation: Aggregation, truncate: bool
-) -> EncoderCall[list[TokenClassification]]:
+) -> list[TokenClassification]:
     """See `Encoder.classify_tokens`."""
     rows.expect("token_labels", what="classify_tokens", expected="labels for each token")
     if aggregation not in get_args(Aggregation):
@@ -73,21 +72,16 @@ def classify_tokens_call(
         raise InputError(f"aggregation must be one of {names} (got {shown(aggregation)}).")
     items = rows.items(inputs, truncate=truncate, spans=True)
     texts = [item.ids for item in items if isinstance(item.ids, SpannedIds)]
-
-    def finish(outputs: list[Row]) -> list[TokenClassification]:
-        pairs = zip(outputs, texts, strict=True)
-        return [classified(row, ids, rows.output.labels, aggregation) for row, ids in pairs]
-
-    return EncoderCall(items, finish)
+    pairs = zip(rows.outputs(items), texts, strict=True)
+    return [_classified(row, ids, rows.output.labels, aggregation) for row, ids in pairs]
 
 
-def classified(
+def _classified(
     logits_TL: NDArray[np.float32],
     ids: SpannedIds,
     labels: Sequence[str],
     aggregation: Aggregation,
 ) -> TokenClassification:
-    """Label the tokens of a text."""
     parts = [
         (span, scores_of(logits_L, "softmax"))
         for span, logits_L in zip(ids.spans, logits_TL, strict=True)

@@ -7,7 +7,6 @@ Shape letters: N inputs, L labels, C classes of the model, W width of an embeddi
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import named_scores, ranked, scores_of
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.bundle.parts import Comparison
-from ortolan.runtime.encoding.call import EncoderCall, Row
+from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.encoding.classification import Classification, classification
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
@@ -34,7 +33,7 @@ EmbedTexts = Callable[[tuple[str, ...], bool], NDArray[np.float32]]
 """Embeds texts, `(texts, width)`; the flag cuts those that are too long."""
 
 
-def classify_as_call(
+def classify_as(
     rows: Rows,
     inputs: Inputs,
     labels: Sequence[str],
@@ -43,7 +42,7 @@ def classify_as_call(
     multi_label: bool,
     template: str | None,
     truncate: bool,
-) -> EncoderCall[list[Classification]]:
+) -> list[Classification]:
     """See `Encoder.classify_as`."""
     comparison = rows.manifest.texts
     if comparison is not None and embed_texts is not None:
@@ -54,28 +53,24 @@ def classify_as_call(
             )
         sentences = _sentences(labels, IMAGE_TEMPLATE if template is None else template)
         texts_LW = embed_texts(tuple(sentences), checked_flag("truncate", truncate))
-        compare = partial(compared, labels=tuple(labels), texts_LW=texts_LW, comparison=comparison)
-        return rows.call(inputs, compare, truncate=False)
+        outputs = rows.outputs(rows.items(inputs, truncate=False))
+        return _compared(outputs, labels, texts_LW, comparison)
     kind = rows.manifest.output_kind
     # the entailment label is found by its name
     found = [n for n, own in enumerate(rows.output.labels) if own.lower().startswith("entail")]
     if kind.scores != "softmax" or kind.by_token or not found or len(rows.output.labels) < 2:
         expected = "a classifier with an entailment label, or encoders of images and of texts"
         raise wrong_kind(rows.manifest, what="classify_as", expected=expected)
-    hypotheses, texts = (
-        _sentences(labels, TEMPLATE if template is None else template),
-        as_list(inputs),
-    )
+    hypotheses = _sentences(labels, TEMPLATE if template is None else template)
+    texts = as_list(inputs)
     for text in texts:
         if not isinstance(text, str):
             raise InputError(
                 f"Scoring your own labels needs texts, not ids or images (got {shown(text)})."
             )
-    return rows.call(
-        [(text, hypothesis) for text in texts for hypothesis in hypotheses],
-        partial(entailed, labels=tuple(labels), entailment=found[0], multi_label=multi_label),
-        truncate=truncate,
-    )
+    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
+    outputs = rows.outputs(rows.items(pairs, truncate=truncate))
+    return _entailed(outputs, labels, entailment=found[0], multi_label=multi_label)
 
 
 def _sentences(labels: Any, template: Any) -> list[str]:
@@ -94,7 +89,7 @@ def _sentences(labels: Any, template: Any) -> list[str]:
     return [template.replace("{}", label) for label in labels]
 
 
-def entailed(
+def _entailed(
     rows: Sequence[Row], labels: Sequence[str], *, entailment: int, multi_label: bool
 ) -> list[Classification]:
     """Score the labels of each text."""
@@ -110,16 +105,7 @@ def entailed(
     return [classification(named_scores(row_L, function, labels)) for row_L in numbers_NL]
 
 
-def logits_of(
-    images_NW: NDArray[np.float32], texts_LW: NDArray[np.float32], comparison: Comparison
-) -> NDArray[np.float64]:
-    """Logits of each image and text, `(N, L)`, from embeddings of length 1."""
-    cosines_NL = images_NW.astype(np.float64) @ texts_LW.astype(np.float64).T
-    logits_NL: NDArray[np.float64] = cosines_NL * comparison.scale + comparison.bias
-    return logits_NL
-
-
-def compared(
+def _compared(
     rows: Sequence[Row],
     labels: Sequence[str],
     texts_LW: NDArray[np.float32],
@@ -128,8 +114,9 @@ def compared(
     """Score the labels of each image from embeddings `(W,)`; the softmax of a single label is 1."""
     if not rows:
         return []
+    cosines_NL = np.stack(rows).astype(np.float64) @ texts_LW.astype(np.float64).T
     results = []
-    for logits_L in logits_of(np.stack(rows), texts_LW, comparison):
+    for logits_L in cosines_NL * comparison.scale + comparison.bias:
         is_certain = comparison.scores == "softmax" and len(labels) == 1
         scores_L = np.ones(1) if is_certain else scores_of(logits_L, comparison.scores)
         results.append(classification(ranked(scores_L, labels)))
