@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.buffers import Buffer, Snapshot
-from ortolan.runtime.engine.host_states import layout
+from ortolan.runtime.engine.host_states import Buffer, Snapshot, layout
 from ortolan.runtime.engine.providers import allocate_on, no_memory, share
 from ortolan.runtime.engine.windows import WindowedRows
 from ortolan.runtime.errors import ComputeError

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortolan.runtime.engine.attention_kernels import GRID
-from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import Slots

@@ -21,7 +21,7 @@ import numpy as np
 
 from ortolan import files
 from ortolan.runtime import limits
-from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.state_file import file_size, read_states, write_states
 from ortolan.runtime.errors import InputError, StateFileError

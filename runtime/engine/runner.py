@@ -42,8 +42,8 @@ from ortolan.runtime.bundle.interface import (
 )
 from ortolan.runtime.bundle.source import POSITIONS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
-from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.device_states import DeviceStates
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.pictures import AXES, FIRST, Placed, run_around, runs
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Slots

@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortolan.runtime.engine.buffers import Layout, Snapshot
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
-from ortolan.runtime.engine.host_states import HostStates, layout
+from ortolan.runtime.engine.host_states import HostStates, Layout, Snapshot, layout
 from ortolan.runtime.engine.pictures import Shifts
 from ortolan.runtime.engine.sources import Sources
 from ortolan.runtime.engine.windows import window_of

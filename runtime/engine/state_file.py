@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ortolan import files
 from ortolan.runtime import limits
-from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.errors import StateFileError
 
 if TYPE_CHECKING:

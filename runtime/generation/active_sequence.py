@@ -16,12 +16,12 @@ from ortolan.runtime.generation.completion import (
     TokenLogprobs,
 )
 from ortolan.runtime.generation.histogram import Histogram
-from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.sampling import token_logprobs
 
 if TYPE_CHECKING:
-    from ortolan.runtime.engine.buffers import Snapshot
-    from ortolan.runtime.generation.speculation import Speculation
+    from ortolan.runtime.engine.host_states import Snapshot
+    from ortolan.runtime.generation.drafts import Speculation
 
 TRIES = 3
 """Times that work is tried before its request fails, unless it gets on in between."""

@@ -35,9 +35,8 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
-from ortolan.runtime.generation.drafts import Draft
+from ortolan.runtime.generation.drafts import Draft, Speculation
 from ortolan.runtime.generation.scheduler import Scheduler, Work
-from ortolan.runtime.generation.speculation import Speculation
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine

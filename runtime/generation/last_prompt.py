@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Sequence
 
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
-from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.slots import Mark
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_sequence import SampledSequence

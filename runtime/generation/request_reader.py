@@ -65,7 +65,10 @@ class RequestReader:
         self._adapters = adapters
         self._media = media
         self._constraints = Constraints.of(manifest.tokens)
-        self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler | None:
+        return None if self._tokenizer is None else GrammarCompiler(self._manifest, self._tokenizer)
 
     @cached_property
     def recommended_sampling(self) -> Sampling:

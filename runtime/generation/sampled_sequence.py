@@ -11,9 +11,8 @@ from ortolan.runtime.errors import GrammarError, InputError
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.completion import Completion, FinishReason, TokenLogprobs
 from ortolan.runtime.generation.grammar import GrammarMatcher
-from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Constraints, Request
-from ortolan.runtime.generation.sampling import Sampler
+from ortolan.runtime.generation.sampling import Sampler, token_logprobs
 from ortolan.runtime.generation.stop import StopMatcher
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 

@@ -13,6 +13,8 @@ Options apply in the order of Hugging Face's `generate`:
     7. min_p                 keeps tokens at least min_p times as probable as the top one
     8. softmax and one draw
 
+Log-probabilities are those of OpenAI: at temperature 1, before all of these and a grammar.
+
 Knows one row of logits and the tokens before it. Does not know text, EOS or stop texts. Never
 writes to a row of logits, which may be a buffer that onnxruntime writes to.
 
@@ -27,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError, SamplingError
+from ortolan.runtime.generation.completion import TokenLogprobs
 from ortolan.runtime.generation.sampling_options import Sampling
 
 _NO_IDS, _NO_BIAS = np.empty(0, np.intp), np.empty(0, np.float32)
@@ -249,3 +252,28 @@ def _pick(weights_N: NDArray[np.float64], uniform: float) -> int:
     sums = np.cumsum(weights_N)
     # side="right" skips weights of 0; a uniform below 1 stays below the total when rounded
     return int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+
+
+def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+    """Log-probabilities of a token and of the `count` top tokens."""
+    highest = float(logits_V.max())
+    if not math.isfinite(highest):
+        raise NumericError(
+            f"logprobs: the highest logit is {highest}, so the model overflows. "
+            "Run `ortolan verify` on this device, or export in fp32."
+        )
+    exponentials_V = np.subtract(logits_V, np.float32(highest))
+    np.exp(exponentials_V, out=exponentials_V)
+    log_sum = highest + math.log(float(exponentials_V.sum(dtype=np.float64)))
+    top = tuple(
+        (int(other), float(logits_V[other]) - log_sum) for other in top_tokens(logits_V, count)
+    )
+    return TokenLogprobs(token=token, logprob=float(logits_V[token]) - log_sum, top=top)
+
+
+def top_tokens(logits_V: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Ids of the `count` highest logits, highest first, ties by id."""
+    if count == 0:
+        return np.empty(0, np.intp)
+    ids_N = keep_top_k(logits_V, min(count, logits_V.size))
+    return ids_N[np.argsort(-logits_V[ids_N], kind="stable")[:count]]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count, checked_path
-from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError

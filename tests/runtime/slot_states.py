@@ -3,7 +3,7 @@
 import numpy as np
 
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine.buffers import Buffer
+from ortolan.runtime.engine.host_states import Buffer
 from ortolan.runtime.engine.slots import Slots
 
 KEY = State(

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.runtime.slot_states import KEY, SUM, VALUE, buffers, filled
 
-from ortolan.runtime.engine import buffers as engine_buffers
-from ortolan.runtime.engine.buffers import AddressSpace, reserved
+from ortolan.runtime.engine import host_states
+from ortolan.runtime.engine.host_states import AddressSpace, reserved
 from ortolan.runtime.engine.slots import CAPACITY_STEP, Slots
 
 PAGE = mmap.PAGESIZE
@@ -87,7 +87,7 @@ def test_releasing_a_reserved_slot_zeroes_it_and_not_its_neighbors() -> None:
 
 
 def test_slots_grow_if_nothing_can_be_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_buffers, "reserved", lambda size: None)
+    monkeypatch.setattr(host_states, "reserved", lambda size: None)
     slots = Slots((KEY, VALUE), count=2, context_length=5000, reserved=True)
     assert slots.capacity == CAPACITY_STEP
     filled(slots, 300, 20)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from tests.runtime.slot_states import KEY, SUM, VALUE
 
-from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.slots import Slots
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.engine.windows import BACK, Window, row_bytes, sums_in_blocks, window_of

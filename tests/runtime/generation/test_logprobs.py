@@ -19,7 +19,7 @@ from ortolan.runtime.errors import ContextLengthError, MemoryPlanError, NumericE
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.logprobs import token_logprobs, top_tokens
+from ortolan.runtime.generation.sampling import token_logprobs, top_tokens
 from ortolan.runtime.generation.sampling_options import Sampling
 
 

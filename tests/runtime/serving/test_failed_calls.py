@@ -11,7 +11,7 @@ from tests.runtime.serving.served import Spec, alone_in, settle
 
 from ortolan.runtime import Completion, Decoder, PromptLookup, Sampling
 from ortolan.runtime.engine.attention_kernels import GRID
-from ortolan.runtime.engine.buffers import Snapshot
+from ortolan.runtime.engine.host_states import Snapshot
 from ortolan.runtime.engine.prefix_cache import PrefixCache
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Slots
