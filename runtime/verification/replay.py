@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
+from msgspec import structs
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
@@ -83,28 +83,20 @@ def verify(
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
-    works = partial(obstacle, precision=bundle.manifest.precision)
-    chosen, _ = choose_device(device, bundle.manifest.devices, works)
+    chosen = _device(bundle, device)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     cores = chosen_threads(threads, bundle.manifest)
     weights = check_weights(bundle, own.weights, threads=cores, device=chosen)
-    RequestMemory(bundle.manifest).check(
-        tokens=max(probe.length for probe in certificate.probes),
-        rows=1,
-        source_tokens=max(probe.source or 0 for probe in certificate.probes),
-    )
+    _check_memory(bundle, certificate)
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
-    report = msgspec.structs.replace(
-        report,
-        weights=weights,
-        surroundings=_check_surroundings(bundle, own),
-        exact=check_exact(engine, certificate) if exact else None,
-    )
+    around = _check_surroundings(bundle, own)
+    identical = check_exact(engine, certificate) if exact else None
+    report = structs.replace(report, weights=weights, surroundings=around, exact=identical)
     same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
     # opening them checks that they are the right ones
     parts = {name: same(part.path, isolate=isolate) for name, part in open_parts(bundle).items()}
@@ -114,12 +106,28 @@ def verify(
     return report
 
 
+def _device(bundle: Bundle, device: str) -> str:
+    """The device in use; same errors as `choose_device`."""
+    works = partial(obstacle, precision=bundle.manifest.precision)
+    chosen, _ = choose_device(device, bundle.manifest.devices, works)
+    return chosen
+
+
+def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
+    """Raise MemoryPlanError if the states of the longest probe cannot fit."""
+    RequestMemory(bundle.manifest).check(
+        tokens=max(probe.length for probe in certificate.probes),
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
+    )
+
+
 def _with_parts(report: Report, parts: Mapping[str, Report], *, seconds: float) -> Report:
     """The report of a bundle with those of the bundles in it; the worst verdict counts."""
     wrong = [part.wrong for part in (report.weights, report.surroundings) if part is not None]
     own = "FAIL" if any(wrong) else report.verdict
     verdict = max((own, *(part.verdict for part in parts.values())), key=_VERDICTS.index)
-    return msgspec.structs.replace(report, verdict=verdict, seconds=seconds, **parts)
+    return structs.replace(report, verdict=verdict, seconds=seconds, **parts)
 
 
 def replay(
