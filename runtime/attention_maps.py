@@ -16,9 +16,10 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import TARGET_IDS
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.sound_sources import AudioSource
-from ortolan.runtime.bundle.source import IDS, TYPES
+from ortolan.runtime.bundle.source import IDS, TYPES, Feeds
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.errors import InputError, NumericError
+from ortolan.runtime.inputs.ids import check_count
 from ortolan.runtime.inputs.input_reader import Input
 from ortolan.runtime.inputs.readers import reader_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
@@ -41,14 +42,11 @@ class AttentionMaps:
     keys: dict[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sides:
-    """Inputs of the graph, and labels of the source and of tokens read and written."""
+Labels = dict[str, tuple[str, ...]]
+"""Labels of the `source` and of tokens `read` and `written`; others are numbered."""
 
-    feeds: dict[str, NDArray[Any]]
-    source: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
+_AXES = {"self": ("read", "read"), "cross": ("written", "source")}
+"""Labels of queries and keys in a decoder; slots of a memory are numbered."""
 
 
 def attention_maps(
@@ -76,14 +74,15 @@ def attention_maps(
         )
     tokenizer = open_tokenizer(opened)
     engine = Engine(opened, threads=threads)
-    sides = _sides(opened, engine, tokenizer, text, target)
-    maps = engine.attention(sides.feeds)
+    feeds, labels = _labeled(opened, engine, tokenizer, text, target)
+    maps = engine.attention(feeds)
     queries, keys = {}, {}
     for name in manifest.attention_maps:
+        side, _, kind = name.split(".")
+        rows, columns = ("source", "source") if side == "encoder" else _AXES.get(kind, ("read", ""))
         count, width = maps[name].shape[-2:]
-        by_query, by_key = _names(name, sides)
-        queries[name] = by_query or tuple(map(str, range(count)))
-        keys[name] = by_key or tuple(map(str, range(width)))
+        queries[name] = labels.get(rows) or tuple(map(str, range(count)))
+        keys[name] = labels.get(columns) or tuple(map(str, range(width)))
         if not np.isfinite(maps[name]).all():
             raise NumericError(f"The map {name} is not finite. Run `ortolan verify` on the bundle.")
     return AttentionMaps(
@@ -91,74 +90,45 @@ def attention_maps(
     )
 
 
-def _names(name: str, sides: _Sides) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the labels of the queries and keys of a map."""
-    side, _, kind = name.split(".")
-    if side == "encoder":
-        return sides.source, sides.source
-    if kind in ("read", "write"):  # slots of a memory are numbered
-        return sides.read, ()
-    return (sides.written, sides.source) if kind == "cross" else (sides.read, sides.read)
-
-
-def _sides(
+def _labeled(
     bundle: Bundle,
     engine: Engine,
     tokenizer: Tokenizer | None,
     text: Input,
     target: str | Sequence[int] | None,
-) -> _Sides:
-    manifest = bundle.manifest
-    if not manifest.model_kind.has_encoder:
-        ids = _ids(bundle, tokenizer, text, what="text")
-        return _Sides(feeds={IDS: np.array([ids], np.int64)}, read=_labels(tokenizer, ids))
+) -> tuple[Feeds, Labels]:
+    """Inputs of the graph, and the labels of its axes."""
+    manifest, limit = bundle.manifest, min(MAX_MAP_TOKENS, bundle.manifest.context_length)
+
+    def ids_of(value: Any, what: str) -> list[int]:
+        size = manifest.vocab_size
+        return read_ids(value, tokenizer, vocab_size=size, what=what, fewest=1, most=limit)
+
+    def labels_of(ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(str, ids)) if tokenizer is None else tuple(tokenizer.labels(ids))
+
+    if manifest.source is None:
+        ids = ids_of(text, "text")
+        return {IDS: np.array([ids], np.int64)}, {"read": labels_of(ids)}
     reader = reader_of(manifest, tokenizer)
-    source = reader.read(text)
-    feeds = reader.feeds([source])
+    feeds = reader.feeds([reader.read(text)])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes
-    names: tuple[str, ...] = ()
+    labels: Labels = {}
     if isinstance(manifest.source, AudioSource):
         seconds = [manifest.source.step_s * place for place in range(manifest.source.vectors)]
-        names = tuple(f"{second:.2f}" for second in seconds)
+        labels["source"] = tuple(f"{second:.2f}" for second in seconds)
     elif IDS in feeds:
-        tokens = [int(token) for token in feeds[IDS][0]]
-        _check_count(len(tokens), "text")
-        names = _labels(tokenizer, tokens)
+        tokens = feeds[IDS][0].tolist()
+        check_count(tokens, "text", most=MAX_MAP_TOKENS)
+        labels["source"] = labels_of(tokens)
     if not manifest.model_kind.has_decoder:
-        return _Sides(feeds=feeds, source=names)
+        return feeds, labels
     if target is None:  # the greedy output, with EOS
-        limit = min(MAX_MAP_TOKENS, manifest.context_length - 1)
-        written = list(Seq2Seq(bundle, engine).generate(text, max_new_tokens=limit).tokens)
+        most = min(MAX_MAP_TOKENS, manifest.context_length - 1)
+        written = list(Seq2Seq(bundle, engine).generate(text, max_new_tokens=most).tokens)
     else:
-        written = _ids(bundle, tokenizer, target, what="target")
+        written = ids_of(target, "target")
     start = manifest.tokens.start
     read = [*([] if start is None else [start]), *written][: len(written)]
-    return _Sides(
-        feeds={**feeds, TARGET_IDS: np.array([read], np.int64)},
-        source=names,
-        read=_labels(tokenizer, read),
-        written=_labels(tokenizer, written),
-    )
-
-
-def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:
-    vocab_size = bundle.manifest.vocab_size
-    ids = read_ids(text, tokenizer, vocab_size=vocab_size, what=what, fewest=1)
-    limit = bundle.manifest.context_length
-    if len(ids) > limit:
-        raise ContextLengthError(
-            f"{what} has {len(ids)} tokens, and the limit is {limit}. Use a shorter one."
-        )
-    _check_count(len(ids), what)
-    return ids
-
-
-def _check_count(count: int, what: str) -> None:
-    if count > MAX_MAP_TOKENS:
-        raise ContextLengthError(
-            f"{what} has {count} tokens, and maps have at most {MAX_MAP_TOKENS}. Use a shorter one."
-        )
-
-
-def _labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f"{token}" for token in ids) if tokenizer is None else tuple(tokenizer.labels(ids))
+    labels |= {"read": labels_of(read), "written": labels_of(written)}
+    return feeds | {TARGET_IDS: np.array([read], np.int64)}, labels

@@ -64,6 +64,14 @@ class WindowIds(TypedIds):
         self.words = words
 
 
+def check_count(ids: Sequence[int], what: str, *, most: int) -> None:
+    """Raise ContextLengthError if there are too many."""
+    if len(ids) > most:
+        raise ContextLengthError(
+            f"{what} has {len(ids)} tokens, and the limit is {most}. Use a shorter sequence."
+        )
+
+
 def checked_ids(
     ids: TokenIds, *, vocab_size: int, what: str, fewest: int = 0, most: int | None = None
 ) -> list[int]:
@@ -80,10 +88,8 @@ def checked_ids(
     checked = list(ids)
     if len(checked) < fewest:
         raise InputError(f"{what} has no token ids. Pass at least one.")
-    if most is not None and len(checked) > most:
-        raise ContextLengthError(
-            f"{what} has {len(checked)} tokens, and the limit is {most}. Use a shorter sequence."
-        )
+    if most is not None:
+        check_count(checked, what, most=most)
     for position, token in enumerate(checked):
         # a bool is an int in Python, but never a token id
         if type(token) is not int and (

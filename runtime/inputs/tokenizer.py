@@ -444,6 +444,7 @@ def read_ids(
     vocab_size: int,
     what: str,
     fewest: int = 0,
+    most: int | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
     """Return the ids of a text, or checked ids."""
@@ -453,7 +454,7 @@ def read_ids(
         if max_tokens is not None:
             tokenizer.check_length(prompt, max_tokens)
         prompt = tokenizer.encode(prompt)
-    return checked_ids(prompt, vocab_size=vocab_size, what=what, fewest=fewest)
+    return checked_ids(prompt, vocab_size=vocab_size, what=what, fewest=fewest, most=most)
 
 
 def no_tokenizer(what: str) -> TokenizerError:

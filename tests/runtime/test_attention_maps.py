@@ -61,7 +61,7 @@ def test_too_many_tokens_for_maps_are_refused(
     monkeypatch.setattr(module, "MAX_MAP_TOKENS", 4)
     attention_maps(tiny.path, "a b", threads=1)
 
-    with pytest.raises(ContextLengthError, match="5 tokens, and maps have at most 4"):
+    with pytest.raises(ContextLengthError, match="5 tokens, and the limit is 4"):
         attention_maps(tiny.path, "a b c", threads=1)
 
 
