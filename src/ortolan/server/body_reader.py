@@ -38,11 +38,20 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             *("disable_additional_properties", "disable_any_whitespace", "disable_fallback"),
-            *("echo", "json_object", "late_chunking", "post_sampling_probs", "raw_scores"),
-            *("return_progress", "return_token_ids", "return_tokens_as_token_ids", "store"),
-            "timings_per_token",
+            *("echo", "include_stop_str_in_output", "json_object", "late_chunking", "no_stop_trim"),
+            *("post_sampling_probs", "raw_scores", "return_hidden_states", "return_progress"),
+            *("return_token_ids", "return_tokens_as_token_ids", "store", "timings_per_token"),
+            "use_beam_search",
         ),
         (False,),
+    ),
+    **dict.fromkeys(
+        (
+            *("add_generation_prompt", "add_special_tokens", "detokenize", "include_reasoning"),
+            *("separate_reasoning", "skip_special_tokens", "spaces_between_special_tokens"),
+            "stream_reasoning",
+        ),
+        (True,),
     ),
     **dict.fromkeys(
         (
@@ -51,8 +60,9 @@ _OFF: dict[str, tuple[Any, ...]] = {
         ),
         (0,),
     ),
-    **dict.fromkeys(("best_of", "repeat_penalty", "tfs_z", "typ_p", "typical_p"), (1,)),
-    **dict.fromkeys(("add_special_tokens", "detokenize"), (True,)),
+    **dict.fromkeys(
+        ("best_of", "length_penalty", "repeat_penalty", "tfs_z", "typ_p", "typical_p"), (1,)
+    ),
     **dict.fromkeys(("bad_words", "functions", "logits_processors"), ([],)),
     "chat_template_content_format": ("auto",),
     "embed_dtype": ("float32",),

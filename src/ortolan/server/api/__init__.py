@@ -6,12 +6,12 @@ from ortolan.server.api import (
     embeddings,
     models,
     rerank,
-    responses,
     status,
     tokens,
     transcriptions,
 )
 from ortolan.server.api.openapi import openapi_endpoint
+from ortolan.server.api.responses import create as responses
 from ortolan.server.body_reader import FORM
 from ortolan.server.http import Endpoint
 

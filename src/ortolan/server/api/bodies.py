@@ -83,23 +83,12 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of bodies that ask for one or more choices.
-
-    Clients of vLLM, and gateways such as vllm-router, write defaults into every body. Those of
-    options that are not supported are accepted; other values are errors.
-    """
+    """Fields of bodies that ask for one or more choices."""
 
     max_tokens: Limit | None = None
     n: int | None = None
     stream_options: ChunkOptions | None = None
     structured_outputs: StructuredOutputs | None = None
-    include_stop_str_in_output: Literal[False] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
-    use_beam_search: Literal[False] | None = None
-    length_penalty: Annotated[float, msgspec.Meta(ge=1, le=1)] | None = None
-    skip_special_tokens: Literal[True] | None = None
-    no_stop_trim: Literal[False] | None = None
-    return_hidden_states: Literal[False] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -45,14 +45,10 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: tuple[Literal["text"]] | None = None
-    add_generation_prompt: Literal[True] | None = None
     add_special_tokens: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     continue_final_message: bool | None = None
-    include_reasoning: Literal[True] | None = None
-    separate_reasoning: Literal[True] | None = None
-    stream_reasoning: Literal[True] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

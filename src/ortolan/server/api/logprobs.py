@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -36,21 +37,17 @@ def logprobs_of(
     if logprobs is None:
         return None
 
-    def top(token: int, logprob: float) -> TopLogprob:
+    def fields(token: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token)
-        return TopLogprob(token=data.decode(errors="replace"), logprob=logprob, bytes=list(data))
+        return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
-    content = []
-    for entry in logprobs:
-        chosen = top(entry.token, entry.logprob)
-        content.append(
-            TokenLogprob(
-                token=chosen.token,
-                logprob=chosen.logprob,
-                bytes=chosen.bytes,
-                top_logprobs=[top(*pair) for pair in entry.top],
-            )
+    content = [
+        TokenLogprob(
+            **fields(entry.token, entry.logprob),
+            top_logprobs=[TopLogprob(**fields(*pair)) for pair in entry.top],
         )
+        for entry in logprobs
+    ]
     return ChoiceLogprobs(content=content)
 
 

@@ -30,16 +30,8 @@ _METRICS = {
     "requests_refused_total": ("counter", "Rejected requests.", "refused"),
     "requests_failed_total": ("counter", "Accepted requests that ended with an error.", "failed"),
     "queue_seconds": ("histogram", "Time until a request gets a slot.", "queued_s"),
-    "time_to_first_token_seconds": (
-        "histogram",
-        "Time until the first new token.",
-        "first_token_s",
-    ),
-    "time_between_tokens_seconds": (
-        "histogram",
-        "Time between two new tokens of a request.",
-        "gaps_s",
-    ),
+    "time_to_first_token_seconds": ("histogram", "Time to the first token.", "first_token_s"),
+    "time_between_tokens_seconds": ("histogram", "Time between two new tokens.", "gaps_s"),
 }
 """Kind, description and attribute of the statistics; encoders have others than decoders."""
 

@@ -4,12 +4,3 @@
 
 Source: https://www.openresponses.org/specification
 """
-
-from ortolan.server.api.responses.create import (
-    create,
-    delete_response,
-    get_response,
-    list_input_items,
-)
-
-__all__ = ["create", "delete_response", "get_response", "list_input_items"]

@@ -9,6 +9,7 @@ import msgspec
 
 from ortolan.runtime import Piece, Reply, Tokenizer, ToolCall
 from ortolan.server.api.bodies import new_id
+from ortolan.server.api.choices import PromptTokensDetails
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
 from ortolan.server.api.replies import ReplyPieces
 from ortolan.server.api.responses.body import ReasoningSettings, Tool
@@ -16,12 +17,6 @@ from ortolan.server.api.responses.items import Item, Part
 from ortolan.server.errors import ApiError, Error, error_body
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class CachedTokens(msgspec.Struct, kw_only=True):
-    """Parts of the input tokens."""
-
-    cached_tokens: int
 
 
 class ReasoningTokens(msgspec.Struct, kw_only=True):
@@ -34,7 +29,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     """Token counts."""
 
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
@@ -174,7 +169,7 @@ class Answer:
         yield from self._close(response.status)
         response.usage = ResponseUsage(
             input_tokens=timings.prompt_tokens,
-            input_tokens_details=CachedTokens(cached_tokens=timings.cached_tokens),
+            input_tokens_details=PromptTokensDetails(cached_tokens=timings.cached_tokens),
             output_tokens=timings.new_tokens,
             output_tokens_details=ReasoningTokens(reasoning_tokens=self._reasoning_tokens),
             total_tokens=timings.prompt_tokens + timings.new_tokens,
