@@ -8,6 +8,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ortolan.runtime.errors import ChatError, shown
@@ -15,23 +16,10 @@ from ortolan.runtime.inputs.medium import Medium
 
 Message = Mapping[str, Any]  # a message: `role`, `content`, and the other fields of its role
 
-# roles, and their fields besides `role` and `content`
-_ROLES = {
-    "system": ("name",),
-    "developer": ("name",),
-    "user": ("name",),
-    "assistant": ("name", "reasoning_content", "tool_calls"),
-    "tool": ("name", "tool_call_id"),
-}
+_Check = Callable[[Any, str], Any]  # copies a value, or raises `ChatError` with its place
 
 # fields that clients send back or add, and that no template reads
 _NOTES = ("annotations", "provider_specific_fields", "cache_control", "reasoning_details")
-
-# types of parts with an image or a sound
-_PARTS: Mapping[str, Literal["images", "sounds"]] = {
-    "image_url": "images", "input_audio": "sounds",  # of OpenAI
-    "image": "images", "audio": "sounds",  # of transformers
-}  # fmt: skip
 
 MAX_NAME = 128  # maximum characters of a name
 MAX_MESSAGES = 16_384  # maximum messages of a conversation; contexts hold fewer
@@ -44,7 +32,9 @@ class PartsError(ChatError):
 
 
 class _Parts(list[dict[str, str]]):
-    """Parts of texts and images; fails if a template converts them to a string."""
+    """Parts of texts and media; fails if a template converts them to a string."""
+
+    media: tuple[Medium, ...] = ()
 
     def __str__(self) -> str:
         raise PartsError("This chat template needs text, not a list of parts.")
@@ -77,9 +67,9 @@ def check_messages(messages: Any) -> Messages:
     if not _is_list(messages) or not 1 <= len(messages) <= MAX_MESSAGES:
         advice = ' Write [{"role": "user", "content": "..."}].'
         raise _wrong("messages", f"a list of 1 to {MAX_MESSAGES}", messages, advice)
-    media: list[Medium] = []
-    valid = Messages(_message(item, f"messages[{n}]", media) for n, item in enumerate(messages))
-    valid.media = tuple(media)
+    valid = Messages(_message(item, f"messages[{n}]") for n, item in enumerate(messages))
+    parts = [message["content"] for message in valid if isinstance(message["content"], _Parts)]
+    valid.media = tuple(medium for content in parts for medium in content.media)
     return valid
 
 
@@ -101,9 +91,10 @@ def check_only_text(messages: Messages) -> None:
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
     """Validate tools and copy them for a template."""
-    if not _is_list(tools):
-        raise _wrong("tools", "a list", tools)
-    return [_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
+    return [
+        {**_object(tool, place, _TOOL, required="function"), "type": "function"}
+        for place, tool in _items(tools, "tools", "a list")
+    ]
 
 
 def plain(value: Any, where: str, *, depth: int = 0) -> Any:
@@ -142,90 +133,76 @@ def with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-# --- messages -------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
-def _message(value: Any, where: str, media: list[Medium]) -> dict[str, Any]:
-    fields = _object(value, where)
-    role = _one_of(_ROLES, fields.pop("role", None), f"{where}.role")
-    if role == "assistant" and "reasoning" in fields:  # as vLLM and OpenRouter call it
-        fields.setdefault("reasoning_content", fields.pop("reasoning"))
-    if fields.get("tool_calls") == []:  # as vLLM writes it into every answer
-        del fields["tool_calls"]
-    fields = _object(fields, where, "content", *_ROLES[role])
-    if not fields.keys() & {"content", "tool_calls"}:
-        raise _wrong(f"{where}.content", "text", None)
-    message: dict[str, Any] = {"role": role, "content": ""}
-    for field, check in _FIELDS.items():
-        if field in fields:
-            message[field] = check(fields[field], f"{where}.{field}")
-    if "content" in fields:
-        message["content"] = _content(fields["content"], f"{where}.content", media)
+def _message(value: Any, where: str) -> dict[str, Any]:
+    role = _one_of(_ROLES, _mapping(value, where).get("role"), f"{where}.role")
+    message = _object(value, where, _ROLES[role])
+    if message.get("tool_calls") == []:  # as vLLM writes it into every answer
+        del message["tool_calls"]
+    if "content" not in message:
+        if "tool_calls" not in message:
+            raise _wrong(f"{where}.content", "text", None)
+        message["content"] = ""
+    if "reasoning" in message:  # as vLLM and OpenRouter call it
+        message.setdefault("reasoning_content", message.pop("reasoning"))
     if "reasoning_content" in message:  # templates of gpt-oss read `thinking`
         message["thinking"] = message["reasoning_content"]
     return message
 
 
-def _content(value: Any, where: str, media: list[Medium]) -> str | _Parts:
+def _content(value: Any, where: str) -> str | _Parts:
     if isinstance(value, str):
         return str(value)
-    if not _is_list(value):
-        raise _wrong(where, "text or a list of parts", value)
     parts = _Parts()
-    for number, item in enumerate(value):
-        place = f"{where}[{number}]"
-        kind = _one_of(("text", *_PARTS), _object(item, place).get("type"), f"{place}.type")
-        content = _object(item, place, "type", kind).get(kind)
-        if kind == "text":
-            parts.append({"type": "text", "text": _text(content, f"{place}.text")})
-        else:
-            media.append(Medium(_PARTS[kind], _medium(content, kind, f"{place}.{kind}")))
-            parts.append({"type": "image" if media[-1].kind == "images" else "audio"})
+    for place, item in _items(value, where, "text or a list of parts"):
+        kind = _one_of(_PARTS, _mapping(item, place).get("type"), f"{place}.type")
+        part = _object(item, place, {"type": _text, kind: _PARTS[kind]}, required=kind)
+        if isinstance(part[kind], Medium):
+            parts.media += (part[kind],)
+            part = {"type": "image" if part[kind].kind == "images" else "audio"}
+        parts.append(part)
     return parts
 
 
-def _medium(value: Any, kind: str, where: str) -> Any:
-    """The bytes in the data of a part, or what the caller of Python gave."""
-    if kind == "input_audio":
-        # `format` is not needed to decode it
-        data = _object(value, where, "data", "format").get("data")
-        return _decoded(_text(data, f"{where}.data"), f"{where}.data")
-    if kind == "image_url":
-        url = _object(value, where).get("url")
-        head, comma, data = (url if isinstance(url, str) else "").partition(",")
-        if not (comma and head.startswith("data:") and head.endswith(";base64")):
-            advice = " Nothing is downloaded: send the image itself."
-            raise _wrong(f"{where}.url", "data:image/...;base64,...", url, advice)
-        return _decoded(data, f"{where}.url")
-    # a path in a request of a stranger would show files of this machine
-    if value is None or isinstance(value, str):
-        content = "pixels" if kind == "image" else "samples"
-        raise _wrong(where, f"the bytes of a file, a pathlib.Path or an array of {content}", value)
-    return value
+def _image_url(value: Any, where: str) -> Medium:
+    url = _mapping(value, where).get("url")
+    head, comma, data = (url if isinstance(url, str) else "").partition(",")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        advice = " Nothing is downloaded: send the image itself."
+        raise _wrong(f"{where}.url", "data:image/...;base64,...", url, advice)
+    return Medium("images", _decoded(data, f"{where}.url"))
 
 
-def _decoded(data: str, where: str) -> bytes:
+def _input_audio(value: Any, where: str) -> Medium:
+    fields = {"data": _decoded, "format": _any}  # `format` is not needed to decode it
+    return Medium("sounds", _object(value, where, fields, required="data")["data"])
+
+
+def _decoded(data: Any, where: str) -> bytes:
     try:
-        return base64.b64decode(data, validate=True)
+        return base64.b64decode(_text(data, where), validate=True)
     except ValueError as error:
         raise ChatError(f"{where}: invalid base64: {error}.") from error
 
 
-# --- calls and tools ------------------------------------------------------------------------------
+def _of_caller(
+    value: Any, where: str, *, kind: Literal["images", "sounds"], content: str
+) -> Medium:
+    # a path in a request of a stranger would show files of this machine
+    if value is None or isinstance(value, str):
+        raise _wrong(where, f"the bytes of a file, a pathlib.Path or an array of {content}", value)
+    return Medium(kind, value)
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
-    if not _is_list(value) or not value:
-        raise _wrong(where, "a list of calls", value, " Leave it out.")
     calls = []
-    for number, item in enumerate(value):
-        place = f"{where}[{number}]"
-        call, function = _function(item, place, "arguments", others=("id", "index"))
+    for place, item in _items(value, where, "a list of calls"):
+        call = _object(item, place, _CALL, required="function")
         call.pop("index", None)  # the place in the list; OpenAI's client keeps that of a stream
-        if "id" in call:
-            call["id"] = _name(call["id"], f"{place}.id")
-        arguments = _arguments(function.get("arguments", {}), f"{place}.function.arguments")
-        calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
+        call["function"].setdefault("arguments", _arguments({}, where))
+        calls.append({**call, "type": "function"})
     return calls
 
 
@@ -244,41 +221,42 @@ def _arguments(value: Any, where: str) -> _Arguments:
     return arguments
 
 
-def _tool(value: Any, where: str) -> dict[str, Any]:
-    tool, function = _function(value, where, "description", "parameters", "strict", "return")
-    _text(function.get("description", ""), f"{where}.function.description")
-    parameters = function.get("parameters", {})
-    if not isinstance(parameters, Mapping):
-        raise _wrong(f"{where}.function.parameters", "a JSON schema", parameters)
-    return {**tool, "function": plain(function, f"{where}.function")}
+def _schema(value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise _wrong(where, "a JSON schema", value)
+    return plain(value, where)
 
 
-def _function(
-    value: Any, where: str, *fields: str, others: Sequence[str] = ()
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Validate a tool or a call, and its function; return both.
+def _object(
+    value: Any, where: str, fields: Mapping[str, _Check], *, required: str = ""
+) -> dict[str, Any]:
+    """Check an object, without notes and the fields that are `None`.
 
     Fields keep their order, since some templates print tools and calls as they are.
     """
-    outer = _object(value, where, *others, "type", "function")
-    _one_of(("function",), outer.get("type", "function"), f"{where}.type")
-    function = _object(outer.get("function"), f"{where}.function", "name", *fields)
-    _name(function.get("name"), f"{where}.function.name")
-    return {**outer, "type": "function"}, function
+    checked = {}
+    for key, item in _mapping(value, where).items():
+        if item is None or key in _NOTES:
+            continue
+        if key not in fields:
+            raise _wrong(where, ", ".join(fields), key, " Leave it out.")
+        checked[str(key)] = fields[key](item, f"{where}.{key}")
+    if required and required not in checked:
+        fields[required](None, f"{where}.{required}")  # raises
+    return checked
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
-def _object(value: Any, where: str, *allowed: str) -> dict[str, Any]:
-    """Copy an object without notes and the fields that are `None`."""
+def _mapping(value: Any, where: str) -> Message:
     if not isinstance(value, Mapping):
         raise _wrong(where, "an object", value)
-    fields = {key: item for key, item in value.items() if item is not None and key not in _NOTES}
-    if allowed and not fields.keys() <= {*allowed}:
-        other = next(key for key in fields if key not in allowed)
-        raise _wrong(where, ", ".join(allowed), other, " Leave it out.")
-    return fields
+    return value
+
+
+def _items(value: Any, where: str, expected: str) -> list[tuple[str, Any]]:
+    """The items of a list, with their places."""
+    if not _is_list(value):
+        raise _wrong(where, expected, value)
+    return [(f"{where}[{number}]", item) for number, item in enumerate(value)]
 
 
 def _one_of(texts: Collection[str], value: Any, where: str) -> str:
@@ -288,22 +266,16 @@ def _one_of(texts: Collection[str], value: Any, where: str) -> str:
     return str(value)
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong(where, "text", value)
+def _text(
+    value: Any, where: str, *, expected: str = "text", pattern: re.Pattern[str] | None = None
+) -> str:
+    if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
+        raise _wrong(where, expected, value)
     return str(value)
 
 
-def _title(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise _wrong(where, f"at most {MAX_NAME} characters", value)
-    return str(value)
-
-
-def _name(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not is_name(value):
-        raise _wrong(where, f"at most {MAX_NAME} letters, digits and _.:/-", value)
-    return str(value)
+def _any(value: Any, _: str) -> Any:
+    return value
 
 
 def _is_list(value: Any) -> bool:
@@ -314,6 +286,44 @@ def _wrong(where: str, expected: str, value: Any, advice: str = "") -> ChatError
     return ChatError(f"{where}: expected {expected}, got {shown(value)}.{advice}")
 
 
-_FIELDS: Mapping[str, Callable[[Any, str], Any]] = {
-    "reasoning_content": _text, "tool_calls": _tool_calls, "name": _title, "tool_call_id": _name,
+# --- fields and their checks ----------------------------------------------------------------------
+
+_type = partial(_one_of, ("function",))
+_function = partial(_object, required="name")
+_name = partial(_text, expected=f"at most {MAX_NAME} letters, digits and _.:/-", pattern=_NAME)
+_title = partial(
+    _text, expected=f"at most {MAX_NAME} characters",
+    pattern=re.compile(rf"(?s).{{0,{MAX_NAME}}}"),
+)  # fmt: skip
+
+_TOOL: Mapping[str, _Check] = {
+    "type": _type,
+    "function": partial(_function, fields={
+        "name": _name, "description": _text, "parameters": _schema, "strict": plain,
+        "return": plain,
+    }),
+}  # fmt: skip
+_CALL: Mapping[str, _Check] = {
+    "id": _name,
+    "index": _any,
+    "type": _type,
+    "function": partial(_function, fields={"name": _name, "arguments": _arguments}),
+}
+
+_PARTS: Mapping[str, _Check] = {
+    "text": _text,
+    "image_url": _image_url, "input_audio": _input_audio,  # of OpenAI
+    "image": partial(_of_caller, kind="images", content="pixels"),  # of transformers
+    "audio": partial(_of_caller, kind="sounds", content="samples"),
+}  # fmt: skip
+
+_ASKED: Mapping[str, _Check] = {"role": _text, "content": _content, "name": _title}
+_ROLES: Mapping[str, Mapping[str, _Check]] = {
+    "system": _ASKED,
+    "developer": _ASKED,
+    "user": _ASKED,
+    "assistant": {
+        **_ASKED, "reasoning_content": _text, "reasoning": _text, "tool_calls": _tool_calls,
+    },
+    "tool": {**_ASKED, "tool_call_id": _name},
 }  # fmt: skip
