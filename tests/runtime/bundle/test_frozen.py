@@ -1,4 +1,8 @@
-"""Bundles of schema 1 as they were once written: they stay readable."""
+"""Bundles of schema 1 as they were once written: they stay readable.
+
+Random weights. Those of `ctc`, `sounds` and `translator` start at multiples of 64 bytes instead of
+pages, which keeps them small.
+"""
 
 from pathlib import Path
 
