@@ -16,6 +16,7 @@ take is not known.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -161,25 +162,17 @@ def check_load(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class RequestMemory:
-    """Memory of requests, as sizes per token and row that are computed once per bundle.
+    """Memory that requests to a bundle need.
 
     `aside` returns the free bytes that are set aside for a prefix cache. How much memory of a GPU
     is free is unknown, so nothing is rejected there before it is allocated.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        *,
-        aside: Callable[[], int] = lambda: 0,
-        is_on_host: bool = True,
-    ) -> None:
-        self._aside, self._is_on_host = aside, is_on_host
-        self._manifest = manifest
-        self._per_source_token = manifest.state_bytes("source")
-        self._per_logits = 4 * manifest.vocab_size
-        self._per_row = manifest.state_bytes("replace") + self._per_logits
+    manifest: Manifest
+    aside: Callable[[], int] = lambda: 0
+    is_on_host: bool = True
 
     def check(
         self,
@@ -192,18 +185,19 @@ class RequestMemory:
         root: Path = Path("/"),
     ) -> None:
         """Check that the states of a request fit into memory."""
-        if not self._is_on_host:
+        if not self.is_on_host:
             return
+        manifest = self.manifest
         needed = (
-            row_bytes(self._manifest, tokens, rows)
-            + source_tokens * self._per_source_token
-            + rows * self._per_row
-            + min(scored_tokens, GRID) * self._per_logits
+            row_bytes(manifest, tokens, rows)
+            + source_tokens * manifest.state_bytes("source")
+            + rows * manifest.state_bytes("replace")
+            + (rows + min(scored_tokens, GRID)) * 4 * manifest.vocab_size
         )
         _check(
             needed,
-            held=row_bytes(self._manifest, held_tokens),
-            aside=self._aside(),
+            held=row_bytes(manifest, held_tokens),
+            aside=self.aside(),
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
             remedy="Lower max_new_tokens, shorten the prompts, or pass fewer at once.",
             root=root,

@@ -23,8 +23,8 @@ and C columns take R * C places in a row of states, but only max(R, C) positions
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -104,12 +104,10 @@ class Picture:
         first = FIRST + number * limits.MAX_FEATURES
         self.ids = range(first, first + len(vectors))
 
-    def between(self, tokens: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
-        """Tokens with the ids of the next part's vectors in place of each placeholder."""
-        left, parts, ids = iter(self.ids), iter(counts), list[int]()
-        for token in tokens:
-            ids += islice(left, next(parts, 0)) if token == placeholder else (token,)
-        return ids
+    def parts(self, counts: Sequence[int]) -> list[Sequence[int]]:
+        """Split the ids into parts of so many vectors."""
+        ends = list(accumulate(counts))
+        return [self.ids[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 class Placed(NamedTuple):
@@ -128,6 +126,12 @@ class Placed(NamedTuple):
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     shifts: Sequence[Shift] = ()
+
+
+def placed(ids: Sequence[int], placeholder: int, parts: Iterable[Sequence[int]]) -> list[int]:
+    """Ids with the next part in place of each placeholder."""
+    left = iter(parts)
+    return [own for token in ids for own in (next(left) if token == placeholder else (token,))]
 
 
 def runs(ids: Sequence[int]) -> Iterator[slice]:

@@ -31,26 +31,13 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
 
 try:
-    import onnxruntime as ort  # type: ignore[import-untyped]
+    import onnxruntime  # type: ignore[import-untyped]
 except ImportError as error:
     raise MissingExtraError(
         f"ortolan.runtime needs onnxruntime. Run: {pip_install('cpu')}"
     ) from error
 
-__all__ = [
-    "allocate_on",
-    "available_providers",
-    "bind_state",
-    "check_started",
-    "choose_device",
-    "memory_name",
-    "no_memory",
-    "obstacle",
-    "onnxruntime_version",
-    "ort",
-    "share",
-    "use_device",
-]
+ort: Any = onnxruntime
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",

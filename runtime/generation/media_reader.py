@@ -11,7 +11,7 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Features, Tiles
 from ortolan.runtime.bundle.sound_sources import ChunkedSource
-from ortolan.runtime.engine.pictures import Picture, Pictures
+from ortolan.runtime.engine.pictures import Picture, Pictures, placed
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import read_parts
 from ortolan.runtime.inputs.medium import Medium
@@ -75,7 +75,7 @@ class MediaReader:
         picture = self._found(image.pixels).picture
         tokens = tokenizer.encode(text, add_special_tokens=False)
         counts = [self._count(tile) for tile in image.pixels]
-        return Seen(picture, picture.between(tokens, token, counts))
+        return Seen(picture, placed(tokens, token, picture.parts(counts)))
 
     def _found(self, parts: Parts, *, columns: int | None = None) -> Seen:
         picture = self._pictures.find(parts, lambda: self._vectors(parts), columns=columns)

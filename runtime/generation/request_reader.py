@@ -15,7 +15,7 @@ from ortolan.runtime.arguments import (
     refuse_unknown,
 )
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.engine.pictures import FIRST, Picture, runs
+from ortolan.runtime.engine.pictures import FIRST, Picture, placed, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import check_draft
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler
@@ -168,9 +168,7 @@ class RequestReader:
                 "Give each one place, and do not write the placeholder in texts."
             )
         seen = [self._media.read(medium, self._tokenizer) for medium in prompt.media]
-        left, ids = iter(seen), list[int]()
-        for token in prompt.ids:
-            ids += next(left).ids if token == features.token else (token,)
+        ids = placed(prompt.ids, features.token, (one.ids for one in seen))
         if features.attention == "both_ways":
             _check_apart(ids, features.vectors)
         return ids, tuple(one.picture for one in seen)
