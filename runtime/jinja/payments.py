@@ -9,11 +9,12 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from ortolan.runtime.errors import ChatTemplateError
-from ortolan.runtime.jinja.sandbox import ITEM
+from ortolan.runtime.jinja.sandbox import ITEM, refused
 
 
-class _Payments(NodeTransformer):
+class Payments(NodeTransformer):
+    """Inserts payments into a parsed template."""
+
     def __init__(self) -> None:
         self._nodes = 0
 
@@ -31,9 +32,9 @@ class _Payments(NodeTransformer):
         return node
 
     def _refused(self, node: nodes.Node) -> None:
-        raise ChatTemplateError(
-            f"Chat templates may not use the statement {type(node).__name__.lower()!r}, which "
-            "needs other templates. Use another template."
+        name = type(node).__name__.lower()
+        raise refused(
+            f"Chat templates may not use the statement {name!r}, which needs other templates."
         )
 
     visit_For = visit_Macro = visit_CallBlock = _body
@@ -62,12 +63,6 @@ class _Payments(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         return _own("paid", node) if isinstance(node.arg, nodes.Slice) else node
-
-
-def with_payments(template: nodes.Template) -> nodes.Template:
-    """Insert payments into a parsed template."""
-    changed: nodes.Template = _Payments().visit(template)
-    return changed
 
 
 def _own(method: str, *args: nodes.Expr) -> nodes.Call:

@@ -81,6 +81,11 @@ METHODS: Mapping[type, frozenset[str]] = {
 """Methods that a template may call. Others build much from little, such as `to_bytes`."""
 
 
+def refused(text: str) -> ChatTemplateError:
+    """The error about a template that does something a chat template may not do."""
+    return ChatTemplateError(f"{text} Use another template.")
+
+
 class _Generation(Extension):
     """`{% generation %}`, which marks replies for training."""
 
@@ -136,9 +141,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self._units < self._next_check:
             self._next_check = max(self._units - CHECK_UNITS, 0)
             if self._units < 0 or time.thread_time() > self._deadline:
-                raise ChatTemplateError(
+                raise refused(
                     "The chat template takes too many steps or builds too long texts for these "
-                    "messages, and may never end. Use another template."
+                    "messages, and may never end."
                 )
         return True
 
@@ -154,10 +159,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif isinstance(value, _SCALARS):
             return units
         elif not isinstance(value, _LISTS):
-            raise ChatTemplateError(
-                f"The chat template uses a {type(value).__name__.lower()} as data. Use another "
-                "template."
-            )
+            raise refused(f"The chat template uses a {type(value).__name__.lower()} as data.")
         for item in value:
             units += self.walked(item, times)
         return units
@@ -171,10 +173,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif isinstance(value, list | tuple | dict):
             self.pay(ITEM * len(value))
         elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-            raise ChatTemplateError(
-                f"The chat template computes an integer of {value.bit_length()} bits, more than "
-                f"{MAX_INTEGER_BITS}. Use another template."
-            )
+            bits = f"{value.bit_length()} bits, more than {MAX_INTEGER_BITS}"
+            raise refused(f"The chat template computes an integer of {bits}.")
         return value
 
     def written(self, value: Any) -> str:
@@ -200,10 +200,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Pay for a template whose places have these forms, filled with values."""
         places = [*forms]
         if any(_WIDTH.search(form) for form in places):
-            raise ChatTemplateError(
-                f"The chat template uses the complex format {template[:40]!r}. Use another "
-                "template."
-            )
+            raise refused(f"The chat template uses the complex format {template[:40]!r}.")
         self.pay(len(places) * (self.walked(values) + MAX_WIDTH))
 
     # --- hooks of Jinja -------------------------------------------------------------------------
@@ -267,9 +264,7 @@ def _filter(name: str) -> Callable[..., Any]:
     def filtered(context: Context, value: Any, *args: Any, **named: Any) -> Any:
         sandbox: Sandbox = context.environment  # type: ignore[assignment]
         if name not in _OF_ITEMS | _OF_ALL:
-            raise ChatTemplateError(
-                f"Chat templates may not use the filter {name!r}. Use another template."
-            )
+            raise refused(f"Chat templates may not use the filter {name!r}.")
         if args or named:
             sandbox.walked((args, named))
         if name in _OF_ITEMS:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from traceback import walk_tb
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -15,8 +15,8 @@ from jinja2.utils import Namespace
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import ChatTemplateError
-from ortolan.runtime.jinja.payments import with_payments
-from ortolan.runtime.jinja.sandbox import Sandbox
+from ortolan.runtime.jinja.payments import Payments
+from ortolan.runtime.jinja.sandbox import Sandbox, refused
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
 MAX_DATE_FORMAT = 64  # characters of a date format
@@ -55,10 +55,8 @@ class Template:
         except OrtolanError:
             raise
         except RecursionError as error:
-            raise ChatTemplateError(
-                f"Line {_line(template, error)} of the chat template is nested too deeply. Use "
-                "another template."
-            ) from error
+            line = _line(template, error)
+            raise refused(f"Line {line} of the chat template is nested too deeply.") from error
         except Exception as error:  # Jinja and Python raise all kinds
             raise ChatTemplateError(
                 f"Line {_line(template, error)} of the chat template fails for these messages: "
@@ -71,49 +69,37 @@ def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
     """Return the code of a template and the variables that it reads."""
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
-        raise ChatTemplateError(
-            f"The chat template has {size} bytes, and the limit is {MAX_TEMPLATE_BYTES}. Use "
-            "another template."
-        )
+        raise refused(f"The chat template has {size} bytes; the limit is {MAX_TEMPLATE_BYTES}.")
     jinja = _sandbox()
     try:
         for number, _ in enumerate(jinja.lex(source)):
             if number == MAX_TEMPLATE_TOKENS:
-                raise ChatTemplateError(
-                    f"The chat template has more than {MAX_TEMPLATE_TOKENS} Jinja tokens. Use "
-                    "another template."
+                raise refused(
+                    f"The chat template has more than {MAX_TEMPLATE_TOKENS} Jinja tokens."
                 )
         parsed = jinja.parse(source)
         names = frozenset(meta.find_undeclared_variables(parsed))
-        return jinja.compile(with_payments(parsed), filename=_FILE), names
+        return jinja.compile(Payments().visit(parsed), filename=_FILE), names
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"Line {error.lineno} of the chat template is not valid Jinja: "
             f"{str(error.message).rstrip('.')}. Correct it, or use another template."
         ) from error
     except (RecursionError, SyntaxError, ValueError, MemoryError) as error:
-        raise ChatTemplateError(
-            "The chat template is nested too deeply. Use another template."
-        ) from error
+        raise refused("The chat template is nested too deeply.") from error
 
 
 def _line(template: jinja2.Template, error: Exception) -> int:
     """Return the line of the template that raised an error."""
-    lines = [line for frame, line in walk_tb(error.__traceback__) if _is_of_template(frame)]
+    steps = walk_tb(error.__traceback__)
+    lines = [line for frame, line in steps if frame.f_code.co_filename == _FILE]
     return template.get_corresponding_lineno(lines[-1]) if lines else 1
-
-
-def _is_of_template(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == _FILE
 
 
 def _strftime(now: datetime) -> Any:
     def strftime_now(form: str) -> str:
         if len(form) > MAX_DATE_FORMAT or _DATE_WIDTH.search(form):
-            raise ChatTemplateError(
-                f"The chat template uses the complex date format {form[:40]!r}. Use another "
-                "template."
-            )
+            raise refused(f"The chat template uses the complex date format {form[:40]!r}.")
         return now.strftime(form)
 
     return strftime_now
