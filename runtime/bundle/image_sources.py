@@ -76,6 +76,7 @@ class ImageSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
     """
 
     medium = "images"
+    is_fixed = True
 
     channels: Annotated[int, Meta(ge=1, le=4)]
     height: Side

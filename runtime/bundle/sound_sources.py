@@ -62,6 +62,8 @@ class AudioSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="aud
         highest: frequency in Hz at which the last filter ends.
     """
 
+    is_fixed = True
+
     window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
     hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
@@ -73,6 +75,10 @@ class AudioSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="aud
     def samples(self) -> int:
         """Samples of a spectrogram."""
         return self.frames * self.hop
+
+    @property
+    def most_vectors(self) -> int:
+        return self.vectors
 
     @property
     def step_s(self) -> float:
@@ -114,6 +120,10 @@ class WaveSource(_Sounds, frozen=True, kw_only=True, tag_field="kind", tag="wave
     def samples(self) -> int:
         """Most samples of a wave."""
         return self.vectors * self.hop
+
+    @property
+    def most_vectors(self) -> int:
+        return self.vectors
 
     @property
     def step_s(self) -> float:

@@ -56,6 +56,14 @@ class AnySource:
     is_alone: ClassVar[bool] = False
     """Whether each input is a call of its own, since padding would change it."""
 
+    is_fixed: ClassVar[bool] = False
+    """Whether all inputs have one size."""
+
+    @property
+    def most_vectors(self) -> int | None:
+        """Most tokens or vectors that a decoder reads of an input; `None` if that is not known."""
+        return None
+
     @property
     def deferred(self) -> int | None:
         """Tokens that an input counts as in batches if it is read when it is computed.

@@ -50,6 +50,10 @@ class TextSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind",
     padding: TokenId | None = None
 
     @property
+    def most_vectors(self) -> int:
+        return self.max_tokens
+
+    @property
     def words(self) -> str:
         named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"texts of at most {self.max_tokens} tokens{named}"

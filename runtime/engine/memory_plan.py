@@ -24,7 +24,6 @@ import msgspec
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.engine.windows import row_bytes
 from ortolan.runtime.errors import MemoryPlanError
@@ -116,7 +115,7 @@ def plan_memory(
         packed, copied = 2 * packed, packed
     is_decoder = manifest.output is None
     row = row_bytes(manifest, context) + manifest.state_bytes("replace")
-    source = manifest.source.max_tokens if isinstance(manifest.source, TextSource) else 0
+    source = 0 if manifest.source is None else manifest.source.most_vectors or 0
     return MemoryPlan(
         device=device,
         context=context,

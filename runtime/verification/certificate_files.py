@@ -18,7 +18,6 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.interface import inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.bundle.source import TYPES
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import CertificateError
@@ -186,14 +185,15 @@ def _expected_arrays(document: Document, manifest: Manifest) -> Shapes:
         "weight_sums": (_NUMBER, (VECTORS, sums)),
         "weight_sizes": (_NUMBER, (sums,)),
     }
-    if isinstance(source, ImageSource):
+    if isinstance(source, ImageSource):  # those of other sizes follow from their numbers
         shape = (len(probes), source.height, source.width, source.channels)
         expected["images"] = (_BYTE, shape)
-    if kind.has_decoder or isinstance(source, TextSource):
+    is_text = source is not None and source.medium == "texts"
+    if kind.has_decoder or is_text:
         expected["token_ids"] = (_INTEGER, (total,))
     if TYPES in inputs_of(ENCODER, manifest):
         expected["types"] = (_INTEGER, (total,))
-    if kind.reads_source and isinstance(source, TextSource):
+    if kind.reads_source and is_text:
         expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
     if document.top_k is not None:
         expected["top_ids"] = (_INTEGER, (rows, document.top_k))
@@ -226,7 +226,10 @@ def _check_document(document: Document, manifest: Manifest) -> None:
         sizes = [picture_size(source, number) for number in range(len(lengths))]
         if lengths != (expected := [source.length(*size) for size in sizes]):
             raise damaged(f"images of {expected} vectors", "others")
-    has_source = manifest.model_kind.reads_source and isinstance(source, TextSource | WaveSource)
+    longest = None
+    if source is not None and manifest.model_kind.reads_source and not source.is_fixed:
+        longest = source.most_vectors
+    has_source = longest is not None
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
             "a source length for each probe" if has_source else "no source lengths", "others"
@@ -234,10 +237,8 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     if max(lengths) > manifest.context_length:
         raise damaged(f"probes within the context of {manifest.context_length}", f"{max(lengths)}")
     most = max(probe.source or 0 for probe in document.probes)
-    if isinstance(source, TextSource) and most > source.max_tokens:
-        raise damaged(f"sources of at most {source.max_tokens} tokens", f"{most}")
-    if isinstance(source, WaveSource) and most > source.vectors:
-        raise damaged(f"waves of at most {source.vectors} vectors", f"{most}")
+    if longest is not None and most > longest:
+        raise damaged(f"sources of at most {longest} tokens or vectors", f"{most}")
 
 
 def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:

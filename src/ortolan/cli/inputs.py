@@ -31,9 +31,7 @@ def read_inputs(
 
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
     """
-    from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
-
-    if isinstance(manifest.source, ImageSource | PatchSource):
+    if manifest.source is not None and manifest.source.medium == "images":
         return [*arguments, *map(str, images)]
     if images:
         raise runtime.InputError("--image is for bundles that read images. Pass texts without it.")

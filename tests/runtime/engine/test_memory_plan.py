@@ -10,6 +10,7 @@ from tests.runtime.tiny_bundle import HEAD_WIDTH, KV_HEADS, VOCABULARY, WEIGHTS
 
 from ortolan.runtime import Bundle, MemoryPlanError, open_bundle
 from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine import memory_plan
 from ortolan.runtime.engine.memory_plan import RequestMemory, check_load, plan_memory
@@ -92,6 +93,11 @@ def test_replaced_states_count_per_row_and_sources_by_length(bundle: Bundle) -> 
     plan = plan_memory(manifest, {}, context=10, batch=3)
     assert plan.cache == 3 * 7 * 2
     assert plan.source == 3 * 2 * 40 * 5 * 2
+
+    sounds = AudioSource(rate=16000, window=400, hop=160, bins=80, frames=3000, vectors=1500)
+    manifest = msgspec.structs.replace(manifest, source=sounds)
+    plan = plan_memory(manifest, {}, context=10, batch=3)
+    assert plan.source == 3 * 2 * 1500 * 5 * 2
 
 
 def check_request(bundle: Bundle, gib: float, root: Path) -> None:
