@@ -60,21 +60,13 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Text around the names and arguments of calls.
+    """Text around the names and arguments of calls."""
 
-    Attributes:
-        before: before the first name.
-        head: between a name and an object of arguments.
-        after: after the last arguments.
-        pairs: used instead of `head` if arguments are not an object.
-        between: between the arguments of a call and the next name; `None` if the model makes one
-            call at a time.
-    """
-
-    before: str
-    head: str
-    after: str
-    pairs: Pairs | None = None
+    before: str  # before the first name
+    head: str  # between a name and an object of arguments
+    after: str  # after the last arguments
+    pairs: Pairs | None = None  # used instead of `head` if arguments are not an object
+    # between the arguments of a call and the next name; `None` if there is one call at a time
     between: str | None = None
 
 

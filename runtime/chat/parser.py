@@ -40,22 +40,16 @@ class Piece:
 
 
 class ReplyParser:
-    """Parser of one reply.
-
-    Args:
-        is_reasoning: whether the prompt already opened the reasoning.
-        is_continued: whether the prompt ends inside content or reasoning.
-        seed: random bytes, from which calls without an id get theirs; equal seeds, equal ids.
-    """
+    """Parser of one reply."""
 
     def __init__(
         self,
         form: Format,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        is_reasoning: bool = False,
-        is_continued: bool = False,
-        seed: bytes = b"",
+        is_reasoning: bool = False,  # whether the prompt already opened the reasoning
+        is_continued: bool = False,  # whether the prompt ends inside content or reasoning
+        seed: bytes = b"",  # random bytes, from which calls without an id get theirs
     ) -> None:
         self._form = form
         functions = [tool.get("function", {}) for tool in tools]

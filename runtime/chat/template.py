@@ -37,18 +37,11 @@ _Render = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered and encoded conversation.
-
-    Attributes:
-        ids: token ids.
-        text: text that the template rendered.
-        continues: field of the last message in which the prompt ends, `content` or
-            `reasoning_content`; empty if a new answer begins.
-    """
+    """A rendered and encoded conversation."""
 
     ids: list[int]
     text: str
-    continues: str = ""
+    continues: str = ""  # field in which the prompt ends: `content`, `reasoning_content` or none
 
 
 class ChatTemplate:
@@ -246,13 +239,18 @@ def _refuse(message: Any) -> None:
 
 def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
     """Append a tag to the text that the model continues, and return the name of its field."""
-    last = messages[-1]
-    if last["role"] != "assistant" or "tool_calls" in last:
-        what = "tool calls" if "tool_calls" in last else f"a message of role {last['role']}"
-        raise ChatError(
-            f"continue_final_message: the last message must be an assistant's answer, got {what}."
-        )
+    last, other = messages[-1], ""
     content = last["content"]
+    if last["role"] != "assistant":
+        other = f"a message of role {last['role']}"
+    elif "tool_calls" in last:
+        other = "tool calls"
+    elif isinstance(content, list) and (not content or content[-1]["type"] != "text"):
+        other = "parts of which the last is no text"
+    if other:
+        raise ChatError(
+            f"continue_final_message: the last message must be an assistant's text, got {other}."
+        )
     if isinstance(content, list):
         content[-1]["text"] += tag
     elif content or not last.get("reasoning_content"):

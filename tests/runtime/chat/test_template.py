@@ -316,6 +316,12 @@ REFUSED: dict[str, tuple[str, Messages, dict[str, Any]]] = {
     "documents that are ignored": ("zephyr", [USER], {"documents": [TOOL]}),
     "a continued question": ("qwen2", [USER, USER], CONTINUE),
     "a continued call": ("qwen2", [USER, CALL], CONTINUE),
+    "no continued part": ("qwen2", [USER, with_parts("assistant")], CONTINUE),
+    "a continued image": (
+        "qwen2",
+        [USER, {"role": "assistant", "content": [{"type": "image", "image": b""}]}],
+        CONTINUE,
+    ),
     "a continued answer that is dropped": (FIRST, [USER, ANSWER], CONTINUE),
     "messages as variable": ("qwen2", [USER], {"variables": {"messages": []}}),
     "tools as variable": ("qwen2", [USER], {"variables": {"tools": []}}),
