@@ -119,7 +119,11 @@ def export_adapter(
 def _base(folder: Path) -> str:
     """The checkpoint that an adapter was trained on: a folder, or a name on the Hub."""
     named = read_adapter_config(folder).get("base_model_name_or_path")
-    if not isinstance(named, str) or not (Path(named).is_dir() or parsed(named)):
+    if not isinstance(named, str):
+        raise OptionError(
+            f"{folder} does not name the checkpoint that it was trained on. Pass it: --checkpoint."
+        )
+    if not (Path(named).is_dir() or parsed(named)):
         raise OptionError(
             f"{folder}: the adapter was trained on {named!r:.200}, which is not a folder here. "
             "Pass that checkpoint: --checkpoint."

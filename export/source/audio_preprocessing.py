@@ -6,7 +6,7 @@ ones have their defaults, but for the sizes of a spectrogram, which config.json 
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -37,7 +37,7 @@ class Extractor(msgspec.Struct, frozen=True, kw_only=True):
 
     feature_size: int | None = None
     sampling_rate: int = 16_000
-    hop_length: int = 160
+    hop_length: Annotated[int, msgspec.Meta(ge=1)] = 160
     chunk_length: int | None = None
     n_fft: int = 400
 
@@ -77,7 +77,7 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
             },
             AudioSource,
         )
-    except (msgspec.ValidationError, ZeroDivisionError) as error:
+    except msgspec.ValidationError as error:
         raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
     if (source.bins, source.frames) != (config.bins, config.frames):
         raise OptionError(

@@ -209,7 +209,10 @@ def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
     if least is None or most is None:
         return {"patches": processor.max_num_patches, "size": {"by": "most_patches"}}
     square = source.patch_size * source.merge
-    of_tile = ((processor.tile_size or 0) // source.patch_size) ** 2 if processor.cuts else 0
+    side = processor.tile_size or 0
+    if side % square:
+        raise _error(f"tile_size to be a multiple of {square}", side)
+    of_tile = (side // source.patch_size) ** 2 if processor.cuts else 0
     return {
         "patches": max(most * source.merge**2, of_tile),
         "size": {

@@ -96,8 +96,6 @@ def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | None:
     side, least, most = processor.tile_size, processor.min_tiles, processor.max_tiles
     if side is None or least is None or most is None or not processor.use_thumbnail:
         raise _error("use_thumbnail must be true, as a model with tiles reads the whole image too")
-    if side % source.square:
-        raise _error(f"tile_size must be a multiple of {source.square} (got {side})")
     if not 1 <= least <= most <= limits.MAX_TILES:
         raise _error(
             f"min_tiles and max_tiles must be from 1 to {limits.MAX_TILES}, in this order (got "

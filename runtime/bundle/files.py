@@ -78,7 +78,7 @@ def _check_plain(name: str, status: os.stat_result) -> None:
         kind = next((kind for test, kind in _KINDS if test(status.st_mode)), "a device")
         raise BundleFileError(
             f"{name} is {kind}, not a plain file. "
-            "Copy the bundle with its links followed (cp -rL), or export it again."
+            "Copy its folder with links followed (cp -rL), or make it again."
         )
 
 
@@ -86,5 +86,5 @@ def _check_links(folder: Path, name: str, status: os.stat_result) -> None:
     if status.st_nlink != 1 and not folder.resolve().is_relative_to(cache_folder().resolve()):
         raise BundleFileError(
             f"{name} has {status.st_nlink} hard links. "
-            "Copy the bundle (cp -r) instead of linking its files."
+            "Copy its folder (cp -r) instead of linking its files."
         )

@@ -184,7 +184,9 @@ def _decoded(data: Any, where: str) -> bytes:
     try:
         return base64.b64decode(_text(data, where), validate=True)
     except ValueError as error:
-        raise ChatError(f"{where}: invalid base64: {error}.") from error
+        raise ChatError(
+            f"{where}: invalid base64: {error}. Encode the bytes of the file again."
+        ) from error
 
 
 def _of_caller(
