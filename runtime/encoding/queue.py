@@ -12,14 +12,12 @@ reason.
 
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS, batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
+from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import typed
-
-if TYPE_CHECKING:
-    from ortolan.runtime.encoding.rows import Rows
 
 TRIES = 3
 """Times that an input is tried before its call fails."""
@@ -41,7 +39,7 @@ class _Waiting:
 class EncoderQueue:
     """Calls that are computed together. One thread at a time may use it."""
 
-    def __init__(self, rows: "Rows") -> None:
+    def __init__(self, rows: Rows) -> None:
         self.batches = 0
         self._rows = rows
         self._waiting: list[_Waiting] = []

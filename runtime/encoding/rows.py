@@ -10,8 +10,8 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import Output, wrong_kind
 from ortolan.runtime.bundle.source import LENGTHS, MEL
+from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall, Item, Row, at_input
-from ortolan.runtime.encoding.queue import EncoderQueue
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.input_reader import InputReader, ReadInput, as_list
 
@@ -43,10 +43,12 @@ class Rows:
 
     def run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""
-        queue = EncoderQueue(self)
-        queue.submit(call)
-        while queue.round():
-            pass
+        for indices in batches([item.length for item in call.items]):
+            items = [call.items[index] for index in indices]
+            for item, output in zip(items, self.compute(items), strict=True):
+                call.put(item, output)
+            if call.done():
+                break
         return call.result()
 
     def outputs(self, items: Sequence[Item]) -> list[Row]:

@@ -131,7 +131,7 @@ class Counts(Generic[S]):
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)
         self._ended_at = now
-        self._stats = self._counted(replace(self._stats, finished=self._stats.finished + 1), work)
+        self._stats = self._counted(self._stats, work)
 
     def stats(self, *, running: int, waiting: int) -> S:
         """A copy of the totals, with the current load."""
@@ -139,7 +139,7 @@ class Counts(Generic[S]):
 
 
 def with_sequence(stats: ServiceStats, sequence: "SampledSequence") -> ServiceStats:
-    """Add what a sequence has computed."""
+    """Add a sequence that has ended."""
     stats.gaps_s.merge(sequence.gaps_s)
     if sequence.queued_s is not None:
         stats.queued_s.add(sequence.queued_s)
@@ -147,6 +147,7 @@ def with_sequence(stats: ServiceStats, sequence: "SampledSequence") -> ServiceSt
         stats.first_token_s.add(sequence.first_token_s)
     return replace(
         stats,
+        finished=stats.finished + 1,
         prompt_tokens=stats.prompt_tokens + sequence.request.prompt_tokens,
         cached_tokens=stats.cached_tokens + sequence.cached_tokens,
         new_tokens=stats.new_tokens + len(sequence.tokens),
@@ -156,5 +157,5 @@ def with_sequence(stats: ServiceStats, sequence: "SampledSequence") -> ServiceSt
 
 
 def with_call(stats: EncoderStats, call: "EncoderCall[Any]") -> EncoderStats:
-    """Add the inputs of a call."""
+    """Add a call that has ended."""
     return replace(stats, inputs=stats.inputs + len(call.items), tokens=stats.tokens + call.tokens)
