@@ -10,15 +10,13 @@ rendered, and the text around its name and arguments is the frame of every call:
 import re
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortolan.runtime.chat.call_syntax import json_calls, pair_calls, python_calls, xml_calls
 from ortolan.runtime.chat.formats import CallFormat, Format, any_of
 from ortolan.runtime.chat.parser import ReplyParser
+from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.errors import ChatError, ChatTemplateError
-
-if TYPE_CHECKING:
-    from ortolan.runtime.chat.template import ChatTemplate
 
 ID = "probe0123"  # call id in a frame: nine letters and digits, as Mistral's templates require
 
@@ -70,7 +68,7 @@ class Frame:
     between: str | None = None
 
 
-def frame_of(template: "ChatTemplate", form: Format) -> Frame:
+def frame_of(template: ChatTemplate, form: Format) -> Frame:
     """Return the frame of the calls of a format."""
     for frame in (_Probe(template, form).frame(), _default(form.calls)):
         if frame is not None and _is_read(frame, form):
@@ -90,7 +88,7 @@ def common_start(one: str, other: str) -> str:
 class _Probe:
     """A template that renders calls of a tool that does not exist."""
 
-    def __init__(self, template: "ChatTemplate", form: Format) -> None:
+    def __init__(self, template: ChatTemplate, form: Format) -> None:
         self._template = template
         self._form = form
         self._calls = form.calls

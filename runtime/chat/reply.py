@@ -2,14 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from ortolan.runtime.chat.call_syntax import ToolCall
+from ortolan.runtime.chat.parser import Piece, ReplyParser
 from ortolan.runtime.errors import InputError
-
-if TYPE_CHECKING:
-    from ortolan.runtime.chat.call_syntax import ToolCall
-    from ortolan.runtime.chat.parser import Piece, ReplyParser
-    from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.completion import Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +23,8 @@ class Reply:
 
     content: str
     reasoning: str
-    tool_calls: "tuple[ToolCall, ...]"
-    completion: "Completion"
+    tool_calls: tuple[ToolCall, ...]
+    completion: Completion
 
     @property
     def message(self) -> dict[str, Any]:
@@ -43,7 +41,7 @@ class Reply:
         }
 
 
-class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
+class ReplyStream(Iterator[Piece], AsyncIterator[Piece]):
     """Pieces of a reply while it is generated. `close`, or the end of a `with`, stops it early.
 
     A stream from a service also supports `async for`, and `await` for the complete reply; its
@@ -55,9 +53,9 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
 
     def __init__(
         self,
-        pieces: Iterator["Piece"],
+        pieces: Iterator[Piece],
         *,
-        completion: "Callable[[], Completion]",
+        completion: Callable[[], Completion],
         stop: Callable[[], None],
         progress: Callable[[], tuple[int, int]],
     ) -> None:
@@ -97,7 +95,7 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         for _ in self:
             pass
 
-    def __next__(self) -> "Piece":
+    def __next__(self) -> Piece:
         piece = next(self._pieces, None)
         if piece is None:
             self._end()
@@ -105,7 +103,7 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         self._read.append(piece)
         return piece
 
-    async def __anext__(self) -> "Piece":
+    async def __anext__(self) -> Piece:
         """Wait for the next piece.
 
         Raises:
@@ -146,16 +144,16 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         self.close() if kind is None else self._stop()
 
 
-class ParsedTexts(Iterator["Piece"]):
+class ParsedTexts(Iterator[Piece]):
     """The pieces of texts that are still generated."""
 
-    def __init__(self, texts: Iterator[str], parser: "ReplyParser") -> None:
+    def __init__(self, texts: Iterator[str], parser: ReplyParser) -> None:
         self._texts = texts
         self._parser = parser
         self._waiting: list[Piece] = []
         self._has_ended = False
 
-    def __next__(self) -> "Piece":
+    def __next__(self) -> Piece:
         while not self._waiting and not self._has_ended:
             text = next(self._texts, None)
             self._has_ended = text is None
@@ -165,7 +163,7 @@ class ParsedTexts(Iterator["Piece"]):
         return self._waiting.pop(0)
 
 
-def reply_of(pieces: "list[Piece]", completion: "Completion") -> Reply:
+def reply_of(pieces: list[Piece], completion: Completion) -> Reply:
     """Join the pieces of a reply."""
     return Reply(
         content="".join(piece.content for piece in pieces),

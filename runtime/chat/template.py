@@ -112,7 +112,7 @@ class ChatTemplate:
             add_generation_prompt = False
             tag = f"{Marks.absent_from([*_strings(data), *_strings(extra), self.source]).start} "
             continues = _tagged(data["messages"], tag)
-        keys = "\0".join(_keys(data))  # which get no marks
+        keys = "\0".join(_keys({**data, **extra}))  # which get no marks
         token = next((text for text in self.control.values() if text in keys), None)
         if token is not None:
             raise ChatError(f"A key contains the control token {token!r}. Rename it.")
