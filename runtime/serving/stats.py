@@ -158,4 +158,9 @@ def with_sequence(stats: ServiceStats, sequence: "SampledSequence") -> ServiceSt
 
 def with_call(stats: EncoderStats, call: "EncoderCall[Any]") -> EncoderStats:
     """Add a call that has ended."""
-    return replace(stats, inputs=stats.inputs + len(call.items), tokens=stats.tokens + call.tokens)
+    return replace(
+        stats,
+        finished=stats.finished + 1,
+        inputs=stats.inputs + len(call.items),
+        tokens=stats.tokens + call.tokens,
+    )
