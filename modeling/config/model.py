@@ -350,9 +350,10 @@ class EncoderDecoderConfig(ModelConfig):
             case TokenInput(vocab_size=size) if size == self.decoder.vocab_size:
                 return
             case source if self.shared_embedding:
+                tokens = source.vocab_size if isinstance(source, TokenInput) else "none"
                 raise ConfigError(
                     f"shared_embedding: the encoder must have the decoder's "
-                    f"{self.decoder.vocab_size} tokens (got {source}). Set it to False."
+                    f"{self.decoder.vocab_size} tokens (got {tokens}). Set it to False."
                 )
 
 
