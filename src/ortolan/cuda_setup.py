@@ -59,7 +59,7 @@ def examine(
 ) -> Iterator[Part]:
     """Look at each part, in the order in which they need each other: the driver first."""
     yield _driver(root)
-    searched = [*_package_folders(packages), *_system_folders(root)]
+    searched = _folders(root, packages)
     yield _library(
         "libcuda.so.1",
         searched,
@@ -119,13 +119,12 @@ def _library(name: str, folders: list[Path], loader: Finder, remedy: str) -> Par
     return Part(name=name, found=found, remedy=remedy, is_optional=name in OPTIONAL)
 
 
-def _package_folders(packages: Path | None) -> list[Path]:
-    """Folders of libraries in NVIDIA's packages."""
-    roots = [packages] if packages else [Path(entry) for entry in sys.path if entry]
-    return sorted(folder for root in roots for folder in root.glob("nvidia/*/lib"))
-
-
-def _system_folders(root: Path) -> list[Path]:
+def _folders(root: Path, packages: Path | None) -> list[Path]:
+    """Folders of libraries: of NVIDIA's packages, of the loader's variable, and of the system."""
+    places = [packages] if packages else [Path(entry) for entry in sys.path if entry]
     own = os.environ.get("LD_LIBRARY_PATH", "") if root == Path("/") else ""
-    folders = [Path(entry) for entry in own.split(os.pathsep) if entry]
-    return [*folders, *(root / folder for folder in SYSTEM_FOLDERS)]
+    return [
+        *sorted(folder for place in places for folder in place.glob("nvidia/*/lib")),
+        *(Path(entry) for entry in own.split(os.pathsep) if entry),
+        *(root / folder for folder in SYSTEM_FOLDERS),
+    ]

@@ -17,7 +17,7 @@ killed one.
 import contextlib
 import ctypes
 import errno
-import hashlib
+import filecmp
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -139,7 +139,8 @@ def built(place: Place) -> Iterator[Path]:
 
 def commit(new: Path, place: Place) -> None:
     """Sync everything in a folder, then give it the name of the target."""
-    _check_folder(place.target)
+    if place.target.exists() and not place.target.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place.target))
     _sync(new)
     if not place.target.exists():
         files.rename(new, place.target)
@@ -159,8 +160,10 @@ def _place(new: Path, folder: Path, index: str, owned: Collection[str]) -> None:
     """Sync everything, then move each changed file to its place, the index last."""
     _sync(new)
     names = [path.relative_to(new) for path in sorted(new.rglob("*")) if path.is_file()]
-    for name in {*names, *map(Path, owned)}:
-        _check_file(folder / name)
+    for path in (folder / name for name in {*names, *map(Path, owned)}):
+        if path.is_symlink():
+            raise OSError(errno.EEXIST, "A link is there, which saving would replace", str(path))
+        files.destination(path)
     changed = [name for name in names if not _is_same(new / name, folder / name)]
     for parent in {(folder / name).parent for name in changed}:
         files.make_folders(parent)
@@ -197,30 +200,9 @@ def _exchange_all(
         raise
 
 
-def _check_folder(target: Path) -> None:
-    """Refuse to replace anything but a folder."""
-    if target.exists() and not target.is_dir():
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
-
-
-def _check_file(path: Path) -> None:
-    """Refuse to replace anything but a file."""
-    if path.is_symlink():
-        raise OSError(errno.EEXIST, "A link is there, which saving would replace", str(path))
-    files.destination(path)
-
-
 def _is_same(one: Path, other: Path) -> bool:
-    return (
-        other.is_file()
-        and one.stat().st_size == other.stat().st_size
-        and _digest(one) == _digest(other)
-    )
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    filecmp.clear_cache()  # a file system with coarse times has no others for the next version
+    return other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def _sync(folder: Path) -> None:

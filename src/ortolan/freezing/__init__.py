@@ -4,8 +4,6 @@ import runpy
 import sys
 from pathlib import Path
 
-__all__ = ["become_child_if_asked", "hook_folders", "starts_no_child"]
-
 CHILD = "ortolan.runtime.verification.first_load_child"
 """Module that a frozen program can run instead of its own: it has no Python to run it with."""
 
