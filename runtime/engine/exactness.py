@@ -77,7 +77,7 @@ class Exactness:
         )
 
     @property
-    def grid(self) -> int:
+    def tokens_multiple(self) -> int:
         """Prompts may continue from multiples of this many tokens: 1 if chunks do not matter."""
         return GRID if self.depends_on_chunks or self.mixes_rows else 1
 
@@ -87,7 +87,7 @@ class Exactness:
         Cut by position alone, whatever else runs and whatever the caller asked for.
         """
         most -= most % 2
-        if self.grid > 1:
+        if self.tokens_multiple > 1:
             return min(most, chunk - length % chunk)
         edge = next((edge for edge in self.edges if edge > length), length + most)
         # an odd number before an edge would need a dummy token behind it

@@ -122,14 +122,13 @@ class HostStates:
         ]
         self._rows = rows
         self._space: AddressSpace | None = None
-        self._buffers: list[Buffer] = []
         if reserve_to is not None:
-            reservation = reserve([self._layout(state, reserve_to) for state in self._states])
-            if reservation is not None:
-                self._space, self._buffers = reservation
-                self.capacity = reserve_to
-        if self._space is None:
+            layouts = [self._layout(state, reserve_to) for state in self._states]
+            self._space = reserved(sum(_room(*one) for one in layouts))
+        if reserve_to is None or self._space is None:
             self._buffers = self._allocate(self._states, capacity)
+        else:
+            self._buffers, self.capacity = _views(layouts, self._space.array), reserve_to
         fixed = [number for number, state in enumerate(states) if state.update == "replace"]
         others = self._allocate([states[number] for number in fixed], 0) if fixed else []
         self._others = dict(zip(fixed, others, strict=True))
@@ -259,15 +258,7 @@ def allocate(layouts: Sequence[Layout]) -> list[Buffer]:
 
     One large piece gets large pages; many small ones would fault once per 4 KiB.
     """
-    offsets, size = _offsets(layouts)
-    return _views(np.zeros(size, np.uint8), layouts, offsets)
-
-
-def reserve(layouts: Sequence[Layout]) -> tuple[AddressSpace, list[Buffer]] | None:
-    """Allocate buffers in reserved address space; `None` if the system reserves none."""
-    offsets, size = _offsets(layouts)
-    space = reserved(size)
-    return None if space is None else (space, _views(space.array, layouts, offsets))
+    return _views(layouts, np.zeros(sum(_room(*one) for one in layouts), np.uint8))
 
 
 def reserved(size: int) -> AddressSpace | None:
@@ -285,18 +276,15 @@ def reserved(size: int) -> AddressSpace | None:
     return AddressSpace(mapping)
 
 
-def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:
-    """Where each buffer starts, and the size of the whole piece."""
-    offsets, end = [], 0
+def _views(layouts: Sequence[Layout], piece: NDArray[np.uint8]) -> list[Buffer]:
+    """Buffers one after the other in a piece of memory."""
+    views, offset = list[Buffer](), 0
     for shape, dtype in layouts:
-        offsets.append(end)
-        size = math.prod(shape) * dtype.itemsize
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return offsets, end
+        views.append(np.ndarray(shape, dtype, piece, offset))
+        offset += _room(shape, dtype)
+    return views
 
 
-def _views(piece: NDArray[np.uint8], layouts: Sequence[Layout], offsets: list[int]) -> list[Buffer]:
-    return [
-        np.ndarray(shape, dtype, piece, offset)
-        for (shape, dtype), offset in zip(layouts, offsets, strict=True)
-    ]
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    size = math.prod(shape) * dtype.itemsize
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -105,7 +105,7 @@ class PrefixCache:
             _hash(repr((identity, *computed_by)).encode()) for identity in engine.identities
         )
         self._most_bytes = most_bytes
-        self._caches_ends = engine.exactness.grid == 1
+        self._caches_ends = engine.exactness.tokens_multiple == 1
         self._files = None
         if folder is not None:
             self._files = PrefixFiles(Path(folder), most_bytes=most_file_bytes)

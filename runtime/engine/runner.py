@@ -291,7 +291,7 @@ class Runner:
         cut = run_around(prompt, length)
         inside = length - cut.start
         is_even = (cut.stop - cut.start) % 2 == 0
-        is_free = is_even and engine.exactness.grid == 1
+        is_free = is_even and engine.exactness.tokens_multiple == 1
         target = length - (inside % 2 if is_free else inside)
         if target < length:
             # windows may not reach back that far

@@ -160,8 +160,9 @@ class Slots:
                 f"The context holds at most {self.context_length} tokens, got {length}. "
                 "Use a shorter prompt or fewer new tokens."
             )
-        grown = _round_up(max(length, int(self.capacity * GROWTH)))
-        self.held.grow(min(grown, self.context_length), max(self.lengths))
+        grown = max(length, int(self.capacity * GROWTH))
+        capacity = -(-grown // CAPACITY_STEP) * CAPACITY_STEP
+        self.held.grow(min(capacity, self.context_length), max(self.lengths))
 
     def release(self, slot: int) -> None:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
@@ -306,7 +307,3 @@ class Slots:
         self.held.write(row, start, snapshot)
         self.shifts.add(snapshot.shifts, start, row=row)
         self.lengths[row] = start + snapshot.length
-
-
-def _round_up(length: int) -> int:
-    return -(-length // CAPACITY_STEP) * CAPACITY_STEP

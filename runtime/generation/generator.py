@@ -36,7 +36,7 @@ from ortolan.runtime.engine.sources import Encoded
 from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.drafts import Draft, Speculation
-from ortolan.runtime.generation.scheduler import Scheduler, Work
+from ortolan.runtime.generation.scheduler import Round, Scheduler
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -87,7 +87,7 @@ class Generator:
         self._rows: list[_Row] = []
         self._drafted: list[tuple[int, ActiveSequence]] = []
         # for `recover`: the present work and its sources, and the sequence whose own code failed
-        self._work: Work | None = None
+        self._work: Round | None = None
         self._encoding: list[ActiveSequence] = []
         self._culprit: ActiveSequence | None = None
 

@@ -41,7 +41,7 @@ class LastPrompt:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._grid = engine.exactness.grid
+        self._multiple = engine.exactness.tokens_multiple
         self.chunk = GRID if engine.exactness.mixes_rows else CHUNK
         # reserved: growing would copy the states
         self.slots = engine.slots(engine.exactness.rows_multiple, reserved=True)
@@ -88,7 +88,7 @@ class LastPrompt:
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:
         """Note that prefill has extended the first row from `start` to `end` tokens."""
-        tokens = end - end % self._grid
+        tokens = end - end % self._multiple
         if tokens <= start:
             return
         self._ids = list(prompt[:tokens])
@@ -106,7 +106,7 @@ class LastPrompt:
             if old != token:
                 break
             length += 1
-        length -= length % self._grid
+        length -= length % self._multiple
         if self.slots.replaces:
             self._replaced = {at: states for at, states in self._replaced.items() if at <= length}
             length = max(self._replaced, default=0)

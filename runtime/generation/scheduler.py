@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.memory_plan import RequestMemory
     from ortolan.runtime.engine.runner import Runner
 
-Work = Literal["prefill", "step"]
+Round = Literal["prefill", "step"]
 
 FULL = 0.75
 """Share of the slots of a decode step that must be running; below it, sequences move down."""
@@ -48,7 +48,7 @@ class Scheduler:
         self.revision = 0
         self._runner, self._memory = runner, memory
         self._prefill_first = prefill_first
-        self._last: Work = "step"
+        self._last: Round = "step"
         self._arrivals = count()
         self._cancellable: list[ActiveSequence] = []
 
@@ -119,7 +119,7 @@ class Scheduler:
         if admitted:
             self._enter(admitted)
 
-    def next(self) -> Work | None:
+    def next(self) -> Round | None:
         """Choose the next piece of work; `None` if all sequences have ended."""
         if self.prefilling and self.running and not self._prefill_first:
             self._last = "prefill" if self._last == "step" else "step"

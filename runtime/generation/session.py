@@ -89,7 +89,11 @@ class Session:
                     f"of {manifest.context_length}. Rewind, or start a new session."
                 )
             with self._runner.slots.unchanged_on_error(len(new)):
-                logits = self._compute(new)
+                if len(new) > 1:
+                    logits = self._runner.prefill(0, new)
+                else:
+                    self._runner.step(new)
+                    logits = self._runner.logits_BV[0].copy()
                 if not math.isfinite(logits.max()):  # -inf alone marks forbidden tokens
                     raise NumericError(
                         f"append: the logits after token {length - 1} are not finite. "
@@ -200,13 +204,6 @@ class Session:
     def _become(self, tokens: Iterable[int], states: Snapshot) -> None:
         self._runner.restore(states)
         self._tokens = list(tokens)
-
-    def _compute(self, new: list[int]) -> NDArray[np.float32]:
-        if len(new) > 1:
-            return self._runner.prefill(0, new)
-        self._runner.step(new)
-        logits_V: NDArray[np.float32] = self._runner.logits_BV[0].copy()
-        return logits_V
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
