@@ -24,15 +24,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import seal
 from ortolan.runtime.bundle.bundle import Bundle, check_file
-from ortolan.runtime.bundle.field_types import Label, Sha256
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import fingerprint
@@ -53,45 +51,26 @@ _FOLDER = re.compile(_PREFIX + "[0-9a-f]{16}")
 
 _log = logging.getLogger("ortolan.runtime")
 
-Size = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A range of packed.bin, in bytes."""
-
-    offset: Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES, multiple_of=ALIGNMENT)]
-    length: Size
-
-
-class PackedWeight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One weight as one kernel lays it out.
-
-    Attributes:
-        key: onnxruntime's key: the operator, and a hash of the contents of `spans`.
-        spans: one per buffer of the kernel.
-    """
-
-    key: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_]{1,64}\+[0-9]{1,20}\Z")]
-    spans: tuple[Span, ...]
-
-
-class Carrier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The weight whose ONNX entry lists all packed weights of a graph.
-
-    onnxruntime looks for them in the file of that weight, so a small weight is chosen and copied to
-    packed.bin.
-    """
-
-    name: Label
-    span: Span
-
 
 class PackedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The packed weights of one graph."""
+    """The packed weights of one graph.
+
+    Attributes:
+        file: name of the graph.
+        carrier: the weight whose ONNX entry lists all packed weights. onnxruntime looks for them in
+            the file of that weight, so a small one is chosen and copied to packed.bin.
+        entries: its entry: `offset` and `length` of the copy, and each packed weight as onnxruntime
+            writes it, `key|offset;length;checksum|...`. It does not use the checksum.
+    """
 
     file: str
-    carrier: Carrier
-    weights: Annotated[tuple[PackedWeight, ...], Meta(max_length=limits.MAX_INITIALIZERS)]
+    carrier: str
+    entries: dict[str, str]
+
+    @property
+    def keys(self) -> set[str]:
+        """Onnxruntime's keys of the packed weights: an operator and a hash of the contents."""
+        return {value.partition("|")[0] for name, value in self.entries.items() if "_" in name}
 
 
 class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,22 +87,17 @@ class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     schema: Literal[1]
-    ortolan: Label
-    onnxruntime: Label
+    ortolan: str
+    onnxruntime: str
     processor: tuple[str, ...]
-    bundle: Sha256
+    bundle: str
     blob: File
-    graphs: Annotated[tuple[PackedGraph, ...], Meta(max_length=3)]
+    graphs: tuple[PackedGraph, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A packed folder that fits its bundle and this machine.
-
-    Attributes:
-        folder: its name in the bundle.
-        manifest: its packed.json.
-    """
+    """A packed folder, by its name in the bundle, that fits its bundle and this machine."""
 
     folder: str
     manifest: PackedManifest
@@ -133,10 +107,18 @@ class Packed:
 
         For onnxruntime only: graphs in bundles may not contain such references.
         """
-        for packed in self.manifest.graphs:
-            if packed.file == file:
-                return _attach(graph, packed, f"{self.folder}/{BLOB}")
-        return graph
+        packed = next((packed for packed in self.manifest.graphs if packed.file == file), None)
+        if packed is None:
+            return graph
+        model = parse_model(graph)
+        entries = {"location": f"{self.folder}/{BLOB}", **packed.entries}
+        for tensor in model.graph.initializer:
+            if tensor.name == packed.carrier.encode():
+                del tensor.external_data[:]
+                for key, value in entries.items():
+                    tensor.external_data.add(key=key.encode(), value=value.encode())
+        data: bytes = model.SerializeToString()
+        return data
 
 
 def folder_name(onnxruntime: str) -> str:
@@ -173,7 +155,6 @@ def open_packed(
     ):
         if expected != got:
             raise UnusableError(f"packed weights for {what} {expected}", f"those for {got}")
-    _check_spans(bundle, packed)
     try:
         check_file(path, packed.blob, is_read=full_check)
     except BundleError as error:
@@ -229,54 +210,3 @@ def _read(path: Path, name: str) -> bytes:
             return stream.read(limits.MAX_WHOLE_FILE_BYTES)
     except (OSError, BundleError) as error:
         raise UnusableError(f"{name} as it was written", str(error)) from error
-
-
-def _check_spans(bundle: Bundle, packed: PackedManifest) -> None:
-    """Check the spans once more than the seal does: a wrong one would be fatal."""
-    lengths = {
-        (bundle.manifest.graphs[role].file, tensor.name): tensor.length
-        for role, graph in bundle.graphs.items()
-        for tensor in graph.external
-    }
-    for graph in packed.graphs:
-        carrier = graph.carrier
-        length = lengths.get((graph.file, carrier.name))
-        if length != carrier.span.length:
-            raise UnusableError(
-                f"{carrier.span.length} bytes for {carrier.name!r} of {graph.file}", f"{length}"
-            )
-        for span in (carrier.span, *(span for weight in graph.weights for span in weight.spans)):
-            if span.offset + span.length > packed.blob.size:
-                raise UnusableError(
-                    f"packed weights within the {packed.blob.size} bytes of {BLOB}",
-                    f"bytes {span.offset} to {span.offset + span.length}",
-                )
-
-
-def _attach(graph: bytes, packed: PackedGraph, location: str) -> bytes:
-    model = parse_model(graph)
-    name = packed.carrier.name.encode()
-    for tensor in model.graph.initializer:
-        if tensor.name == name:
-            span = packed.carrier.span
-            entries = {
-                "location": location,
-                "offset": f"{span.offset}",
-                "length": f"{span.length}",
-            }
-            entries |= {
-                f"prepacked_{index}": _entry(weight) for index, weight in enumerate(packed.weights)
-            }
-            del tensor.external_data[:]
-            for key, value in entries.items():
-                tensor.external_data.add(key=key.encode(), value=value.encode())
-    data: bytes = model.SerializeToString()
-    return data
-
-
-def _entry(weight: PackedWeight) -> str:
-    """Format a packed weight as onnxruntime does: `key|offset;length;checksum|...`.
-
-    onnxruntime does not use the checksum.
-    """
-    return "|".join([weight.key, *(f"{span.offset};{span.length};0" for span in weight.spans)])

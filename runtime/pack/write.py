@@ -26,15 +26,7 @@ from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import File, Graph
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.bundle.packed import (
-    BLOB,
-    Carrier,
-    Packed,
-    PackedGraph,
-    PackedManifest,
-    PackedWeight,
-    Span,
-)
+from ortolan.runtime.bundle.packed import BLOB, Packed, PackedGraph, PackedManifest
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.ort_session import save_packed
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -92,7 +84,7 @@ def pack(bundle: Bundle) -> PackReport:
     return PackReport(
         folder=str(folder),
         bytes=size,
-        weights=len({weight.key for graph in result.manifest.graphs for weight in graph.weights}),
+        weights=len(set().union(*(graph.keys for graph in result.manifest.graphs))),
         share=size / sum(sizes),
         load_before_s=before,
         load_after_s=after,
@@ -106,31 +98,39 @@ class _Blob:
         self._stream = stream
         self._digest = hashlib.sha256()
         self._size = 0
-        self._spans: dict[tuple[str, str], tuple[Span, ...]] = {}
+        self._weights: dict[tuple[str, str], str] = {}
 
-    def add(self, key: str, source: BinaryIO, spans: list[tuple[int, int]]) -> PackedWeight:
-        """Copy a packed weight, unless an earlier graph had the same."""
+    def add(self, entry: str, source: BinaryIO) -> str:
+        """Copy a packed weight, unless an earlier graph had the same, and return its new entry.
+
+        An entry is `key|offset;length;checksum|...`.
+        """
+        key, *blobs = entry.split("|")
+        spans = []
         digest = hashlib.sha256()
-        for offset, length in spans:
-            for chunk in _chunks(source, offset, length):
+        for blob in blobs:
+            offset, length, _ = blob.split(";")
+            spans.append((int(offset), int(length)))
+            for chunk in _chunks(source, *spans[-1]):
                 digest.update(chunk)
         identity = (key, digest.hexdigest())
-        if identity not in self._spans:
-            self._spans[identity] = tuple(self.append(source, *span) for span in spans)
-        return PackedWeight(key=key, spans=self._spans[identity])
+        if identity not in self._weights:
+            places = (f"{self.append(source, *span)};{span[1]};0" for span in spans)
+            self._weights[identity] = "|".join((key, *places))
+        return self._weights[identity]
 
-    def append(self, source: BinaryIO, offset: int, length: int) -> Span:
-        """Copy a range of a file."""
+    def append(self, source: BinaryIO, offset: int, length: int) -> int:
+        """Copy a range of a file, and return where it starts."""
         gap = -self._size % packed.ALIGNMENT
         self._digest.update(bytes(gap))
         # a hole, which takes no disk space
         self._stream.seek(gap, os.SEEK_CUR)
-        span = Span(offset=self._size + gap, length=length)
         for chunk in _chunks(source, offset, length):
             self._digest.update(chunk)
             self._stream.write(chunk)
-        self._size = span.offset + length
-        return span
+        start = self._size + gap
+        self._size = start + length
+        return start
 
     def describe(self) -> File:
         """Size and hash so far."""
@@ -147,12 +147,13 @@ def _write(bundle: Bundle, staging: Path) -> None:
                 continue
             saved = _save(bundle, graph, staging)
             weights, lengths = _copy_packed(graph.file, saved, blob)
-            carrier = _copy_carrier(bundle, role, lengths, blob)
-            graphs.append(PackedGraph(file=graph.file, carrier=carrier, weights=weights))
+            carrier, place = _copy_carrier(bundle, role, lengths, blob)
+            entries = {f"prepacked_{number}": entry for number, entry in enumerate(weights)}
+            graphs.append(PackedGraph(file=graph.file, carrier=carrier, entries=place | entries))
             # now, not at the end: it is twice as large as the weights
             files.remove(staging / _SAVED)
             files.remove(saved)
-    if not any(graph.weights for graph in graphs):
+    if not any(graph.keys for graph in graphs):
         raise BundleError(
             f"{bundle.path}: onnxruntime {onnxruntime_version()} packs none of these weights. "
             "Use the bundle as it is."
@@ -182,11 +183,9 @@ def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:
         ) from error
 
 
-def _copy_packed(
-    file: str, saved: Path, blob: _Blob
-) -> tuple[tuple[PackedWeight, ...], dict[str, int]]:
-    """Copy the packed weights of one graph."""
-    weights: dict[str, PackedWeight] = {}
+def _copy_packed(file: str, saved: Path, blob: _Blob) -> tuple[list[str], dict[str, int]]:
+    """Copy the packed weights of one graph; return their entries, and the lengths of weights."""
+    weights: dict[str, str] = {}
     lengths: dict[str, int] = {}
     try:
         model = parse_model(saved.read_bytes())
@@ -196,27 +195,18 @@ def _copy_packed(
                 lengths[text(tensor.name)] = int(dict(entries).get("length", "0"))
                 for key, value in entries:
                     if key.startswith("prepacked"):
-                        name, spans = _parse_entry(value)
-                        weights[name] = blob.add(name, source, spans)
+                        weights[value.partition("|")[0]] = blob.add(value, source)
     except (RefusedError, ValueError, EOFError) as error:
         raise GraphError(
             f"{file}: the packed weights that onnxruntime {onnxruntime_version()} wrote cannot be "
             f"read: {error}. Use the bundle without packed weights."
         ) from error
-    return tuple(weights.values()), lengths
+    return [*weights.values()], lengths
 
 
-def _parse_entry(value: str) -> tuple[str, list[tuple[int, int]]]:
-    """Split `key|offset;length;checksum|...`."""
-    name, *blobs = value.split("|")
-    spans = []
-    for item in blobs:
-        offset, length, _ = item.split(";")
-        spans.append((int(offset), int(length)))
-    return name, spans
-
-
-def _copy_carrier(bundle: Bundle, role: str, lengths: dict[str, int], blob: _Blob) -> Carrier:
+def _copy_carrier(
+    bundle: Bundle, role: str, lengths: dict[str, int], blob: _Blob
+) -> tuple[str, dict[str, str]]:
     """Copy the smallest weight that onnxruntime's optimizer neither replaces nor removes.
 
     Otherwise onnxruntime would not see the packed weights that it lists.
@@ -235,8 +225,8 @@ def _copy_carrier(bundle: Bundle, role: str, lengths: dict[str, int], blob: _Blo
         )
     smallest = min(tensors, key=lambda tensor: tensor.length)
     with open_plain(bundle.path, smallest.file) as source:
-        span = blob.append(source, smallest.offset, smallest.length)
-    return Carrier(name=smallest.name, span=span)
+        start = blob.append(source, smallest.offset, smallest.length)
+    return smallest.name, {"offset": f"{start}", "length": f"{smallest.length}"}
 
 
 def _chunks(source: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
