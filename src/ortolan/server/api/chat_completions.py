@@ -9,21 +9,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Completion, Piece, Reply, Ticket, Tokenizer, ToolCall
+from ortolan.runtime import Completion, Piece, Reply, Tokenizer, ToolCall
 from ortolan.server.api.bodies import (
     ChoicesFields,
     Limit,
     ResponseFormat,
     grammar_of,
-    options_of,
 )
 from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
-from ortolan.server.api.replies import ReplyPieces, submit_chat, tool_options
+from ortolan.server.api.replies import ReplyPieces, submit_chat
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream
-from ortolan.server.models import ServedModel
 
 
 class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
@@ -125,46 +123,38 @@ async def create(call: Call, body: ChatBody) -> ChatCompletion | EventStream[Cha
     """Answer a conversation."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    options = await _options(body, served)
-    count = 1 if body.n is None else body.n
+    form, limit = body.response_format, body.max_completion_tokens
+    tickets = await submit_chat(
+        call,
+        served,
+        body,
+        body.messages,
+        limit=body.max_tokens if limit is None else limit,
+        tools=body.tools or [],
+        choice=body.tool_choice,
+        variables={
+            "reasoning_effort": body.reasoning_effort,
+            "verbosity": body.verbosity,
+            **(body.chat_template_kwargs or {}),
+        },
+        n=1 if body.n is None else body.n,
+        grammar=await grammar_of(form.schema if form else None, body.structured_outputs),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        documents=body.documents,
+        continue_final_message=bool(body.continue_final_message),
+    )
+    is_single = body.parallel_tool_calls is False
     readers = [
         _Reader(
             index,
-            ticket,
+            ReplyPieces(ticket, ends_with_call=is_single, joined=not body.logprobs),
             served.model.tokenizer,
-            joined=not body.logprobs,
-            ends_with_call=body.parallel_tool_calls is False,
         )
-        for index, ticket in enumerate(
-            await submit_chat(call, served, body.messages, options, n=count)
-        )
+        for index, ticket in enumerate(tickets)
     ]
     return await answer(
         call, served, body, readers, whole=ChatCompletion, chunk=ChatChunk, prefix="chatcmpl-"
     )
-
-
-async def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
-    limit = body.max_completion_tokens
-    variables = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
-    variables = {name: value for name, value in variables.items() if value is not None}
-    return {
-        **options_of(
-            body,
-            served.model.recommended_sampling,
-            limit=body.max_tokens if limit is None else limit,
-            choices=body.n,
-        ),
-        **tool_options(body.tools or [], body.tool_choice),
-        "grammar": await grammar_of(
-            body.response_format.schema if body.response_format else None,
-            body.structured_outputs,
-        ),
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "variables": {**variables, **(body.chat_template_kwargs or {})} or None,
-        "documents": body.documents,
-        "continue_final_message": bool(body.continue_final_message),
-    }
 
 
 class _Reader:
@@ -172,13 +162,11 @@ class _Reader:
 
     completion: Completion
 
-    def __init__(
-        self, index: int, ticket: Ticket[Reply], tokenizer: Tokenizer, **options: bool
-    ) -> None:
+    def __init__(self, index: int, pieces: ReplyPieces, tokenizer: Tokenizer) -> None:
         self._index = index
-        self._pieces = ReplyPieces(ticket, **options)
+        self._pieces = pieces
         self._tokenizer = tokenizer
-        self.ticket = ticket
+        self.ticket = pieces.ticket
 
     async def parts(self) -> AsyncIterator[ChunkChoice]:
         """Yield the choices of the chunks."""

@@ -1,6 +1,6 @@
 """Submits chats, and reads their replies."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +8,42 @@ import msgspec
 
 from ortolan.runtime import Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
+from ortolan.server.api.bodies import SamplingFields, options_of
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
 
 
 async def submit_chat(
-    call: Call, served: ServedModel, messages: Sequence[Any], options: dict[str, Any], *, n: int = 1
+    call: Call,
+    served: ServedModel,
+    body: SamplingFields,
+    messages: Sequence[Any],
+    *,
+    limit: int | None,
+    tools: list[dict[str, Any]],
+    choice: Any,
+    variables: Mapping[str, Any],
+    n: int = 1,
+    **options: Any,
 ) -> list[Ticket[Reply]]:
-    """Submit a conversation `n` times."""
+    """Submit a conversation `n` times.
+
+    Messages, tools and the choice among them have the form of chat completions. Variables of the
+    template that are `None` stay out.
+    """
+    tools, choice = _offered(tools, choice)
+    options |= {
+        **options_of(body, served.model.recommended_sampling, limit=limit, choices=n),
+        **served.options,
+        "tools": tools or None,
+        "tool_choice": choice if tools or choice != "none" else None,
+        "variables": {key: value for key, value in variables.items() if value is not None} or None,
+        "n": n,
+    }
 
     def submit(most: int | None) -> list[Ticket[Reply]]:
-        given = {**options, **served.options, "n": n, "max_new_tokens": most}
+        given = {**options, "max_new_tokens": most}
         tickets: list[Ticket[Reply]] = served.service.chat(messages, **given)
         return tickets
 
@@ -33,22 +57,20 @@ class AllowedTools(msgspec.Struct, kw_only=True):
     mode: str = "auto"
 
 
-def tool_options(tools: list[dict[str, Any]], choice: Any) -> dict[str, Any]:
-    """Options for tools and the choice among them, which may allow some of them only."""
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        own = msgspec.convert(choice.get("allowed_tools", choice), AllowedTools)
-        names, allowed = ([_name(tool) for tool in each] for each in (tools, own.tools))
-        missing = ", ".join(repr(name) for name in allowed if name not in names)
-        if missing or not allowed:
-            raise ApiError(
-                "tool_choice must list functions that are among tools "
-                f"(got {missing[:200] or 'none'}).",
-                param="tool_choice",
-            )
-        tools = [tool for tool, name in zip(tools, names, strict=True) if name in allowed]
-        choice = own.mode
-    has_choice = bool(tools) or choice != "none"
-    return {"tools": tools or None, "tool_choice": choice if has_choice else None}
+def _offered(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+    """The tools and the choice among them, which may allow some of them only."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    own = msgspec.convert(choice.get("allowed_tools", choice), AllowedTools)
+    names, allowed = ([_name(tool) for tool in each] for each in (tools, own.tools))
+    missing = ", ".join(repr(name) for name in allowed if name not in names)
+    if missing or not allowed:
+        raise ApiError(
+            f"tool_choice must list functions among the tools (got {missing[:200] or 'none'}).",
+            param="tool_choice",
+        )
+    named = zip(tools, names, strict=True)
+    return [tool for tool, name in named if name in allowed], own.mode
 
 
 def _name(tool: dict[str, Any]) -> Any:

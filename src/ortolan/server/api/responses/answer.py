@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Piece, Reply, Tokenizer, ToolCall
+from ortolan.runtime.generation.completion import Timings
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.choices import PromptTokensDetails
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
@@ -110,11 +111,11 @@ class Answer:
 
     Attributes:
         response: what has been generated so far.
-        at_end: called with the complete response, before its last event.
+        at_end: called when the response is complete, before its last event.
     """
 
     def __init__(
-        self, response: Response, tokenizer: Tokenizer, *, at_end: Callable[[Response], None]
+        self, response: Response, tokenizer: Tokenizer, *, at_end: Callable[[Timings], None]
     ) -> None:
         self.response = response
         self._tokenizer = tokenizer
@@ -178,7 +179,7 @@ class Answer:
             response.incomplete_details = IncompleteDetails()
         else:
             response.completed_at = int(time.time())
-        self._at_end(response)
+        self._at_end(timings)
         yield self._event(response.status, response=response)
 
     def _reopened(self, kind: Literal["message", "reasoning"]) -> Iterator[Event]:

@@ -4,11 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.server.api.bodies import Limit, SamplingFields, StreamOptions, grammar_of, options_of
-from ortolan.server.api.replies import tool_options
+from ortolan.server.api.bodies import Limit, SamplingFields, StreamOptions
 from ortolan.server.api.responses.items import Item
 from ortolan.server.errors import ApiError
-from ortolan.server.models import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
@@ -26,6 +24,11 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     def __post_init__(self) -> None:
         if self.type == "json_schema" and (self.schema is None or self.name is None):
             raise ValueError("json_schema needs name and schema")
+
+    @property
+    def of_grammar(self) -> dict[str, Any] | None:
+        """The schema that forms the answer."""
+        return {"text": None, "json_object": {"type": "object"}}.get(self.type, self.schema)
 
 
 class TextSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +53,13 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The tool in the form of chat completions."""
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"type": "function", "function": given}
 
 
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -90,27 +100,3 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def has_logprobs(self) -> bool:
         """Whether the answer includes log-probabilities."""
         return LOGPROBS in (self.include or ())
-
-
-async def chat_options(body: ResponseBody, served: ServedModel) -> dict[str, Any]:
-    """Options of the chat request."""
-    text, reasoning = body.text or TextSettings(), body.reasoning or ReasoningSettings()
-    form, choice = text.format or TextFormat(), body.tool_choice
-    schema = {"type": "object"} if form.type == "json_object" else form.schema
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    variables = {"reasoning_effort": reasoning.effort, "verbosity": text.verbosity}
-    variables = {name: value for name, value in variables.items() if value is not None}
-    return {
-        **options_of(body, served.model.recommended_sampling, limit=body.max_output_tokens),
-        **tool_options([_function(tool) for tool in body.tools or ()], choice),
-        "grammar": await grammar_of(None if form.type == "text" else schema),
-        "logprobs": (body.top_logprobs or 0) if body.has_logprobs else None,
-        "variables": {**variables, **(body.chat_template_kwargs or {})} or None,
-    }
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    function = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": function}

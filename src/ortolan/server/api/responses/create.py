@@ -8,14 +8,15 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Sampling
-from ortolan.server.api.bodies import new_id
+from ortolan.runtime.generation.completion import Timings
+from ortolan.server.api.bodies import grammar_of, new_id
 from ortolan.server.api.replies import ReplyPieces, submit_chat
 from ortolan.server.api.responses.answer import Answer, Event, Response
 from ortolan.server.api.responses.body import (
     ReasoningSettings,
     ResponseBody,
     TextFormat,
-    chat_options,
+    TextSettings,
 )
 from ortolan.server.api.responses.items import Item, Part, messages_of
 from ortolan.server.call import Call
@@ -49,18 +50,35 @@ async def create(call: Call, body: ResponseBody) -> Response | EventStream[Event
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
     items = _items(call, body)
-    options = await chat_options(body, served)
-    messages = messages_of(items, instructions=body.instructions)
-    (ticket,) = await submit_chat(call, served, messages, options)
+    text, reasoning = body.text or TextSettings(), body.reasoning or ReasoningSettings()
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    (ticket,) = await submit_chat(
+        call,
+        served,
+        body,
+        messages_of(items, instructions=body.instructions),
+        limit=body.max_output_tokens,
+        tools=[tool.function for tool in body.tools or ()],
+        choice=choice,
+        variables={
+            "reasoning_effort": reasoning.effort,
+            "verbosity": text.verbosity,
+            **(body.chat_template_kwargs or {}),
+        },
+        grammar=await grammar_of((text.format or TextFormat()).of_grammar),
+        logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
+    )
     pieces = ReplyPieces(ticket, ends_with_call=body.parallel_tool_calls is False, joined=False)
 
-    def finish(response: Response) -> None:
-        call.note_tokens(ticket.work.prompt_progress[1], ticket.new_tokens)
+    def finish(timings: Timings) -> None:
+        call.note_tokens(timings.prompt_tokens, timings.new_tokens)
         if body.store:
             entry = Stored(items=[*items, *response.output], response=response)
             call.store.put(response.id, msgspec.json.encode(entry))
 
-    response = _response(body, served.name, options["sampling"])
+    response = _response(body, served.name, ticket.work.request.sampling)
     answer = Answer(response, served.model.tokenizer, at_end=finish)
     if body.stream:
         return EventStream(_stream(answer, pieces))
