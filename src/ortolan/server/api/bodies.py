@@ -70,6 +70,26 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
 
 
+class AllowedTools(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Functions among the tools."""
+
+    tools: list[dict[str, Any]] | None = None
+    mode: str | None = None
+
+
+class ToolChoice(AllowedTools, kw_only=True, omit_defaults=True):
+    """A function or several, as chat completions or responses name them."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    function: dict[str, Any] | None = None
+    allowed_tools: AllowedTools | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "allowed_tools":
+            self.mode = self.mode or "auto"
+
+
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Format of an answer, as vLLM's clients ask for it: one of these."""
 

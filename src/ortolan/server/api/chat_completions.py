@@ -14,6 +14,7 @@ from ortolan.server.api.bodies import (
     ChoicesFields,
     Limit,
     ResponseFormat,
+    ToolChoice,
     grammar_of,
 )
 from ortolan.server.api.choices import ChoicesAnswer, answer
@@ -33,7 +34,7 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     max_completion_tokens: Limit | None = None

@@ -4,11 +4,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from ortolan.runtime import Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
-from ortolan.server.api.bodies import SamplingFields, options_of
+from ortolan.server.api.bodies import SamplingFields, ToolChoice, options_of
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
@@ -22,7 +20,7 @@ async def submit_chat(
     *,
     limit: int | None,
     tools: list[dict[str, Any]],
-    choice: Any,
+    choice: str | ToolChoice | None,
     variables: Mapping[str, Any],
     n: int = 1,
     **options: Any,
@@ -50,19 +48,16 @@ async def submit_chat(
     return await call.submit_fitted(submit, options["max_new_tokens"])
 
 
-class AllowedTools(msgspec.Struct, kw_only=True):
-    """A `tool_choice` of the type `allowed_tools`."""
-
-    tools: list[dict[str, Any]] = []
-    mode: str = "auto"
-
-
-def _offered(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+def _offered(
+    tools: list[dict[str, Any]], choice: str | ToolChoice | None
+) -> tuple[list[dict[str, Any]], Any]:
     """The tools and the choice among them, which may allow some of them only."""
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+    if not isinstance(choice, ToolChoice):
         return tools, choice
-    own = msgspec.convert(choice.get("allowed_tools", choice), AllowedTools)
-    names, allowed = ([_name(tool) for tool in each] for each in (tools, own.tools))
+    if choice.type == "function":
+        return tools, {"type": "function", "function": choice.function or {"name": choice.name}}
+    own = choice.allowed_tools or choice
+    names, allowed = ([_name(tool) for tool in each] for each in (tools, own.tools or ()))
     missing = ", ".join(repr(name) for name in allowed if name not in names)
     if missing or not allowed:
         raise ApiError(
@@ -70,7 +65,7 @@ def _offered(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, A
             param="tool_choice",
         )
     named = zip(tools, names, strict=True)
-    return [tool for tool, name in named if name in allowed], own.mode
+    return [tool for tool, name in named if name in allowed], own.mode or "auto"
 
 
 def _name(tool: dict[str, Any]) -> Any:

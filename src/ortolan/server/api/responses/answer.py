@@ -9,7 +9,7 @@ import msgspec
 
 from ortolan.runtime import Piece, Reply, Tokenizer, ToolCall
 from ortolan.runtime.generation.completion import Timings
-from ortolan.server.api.bodies import new_id
+from ortolan.server.api.bodies import ToolChoice, new_id
 from ortolan.server.api.choices import PromptTokensDetails
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
 from ortolan.server.api.replies import ReplyPieces
@@ -65,7 +65,7 @@ class Response(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[Tool] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: str | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None

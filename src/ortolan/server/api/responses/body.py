@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.server.api.bodies import Limit, SamplingFields, StreamOptions
+from ortolan.server.api.bodies import Limit, SamplingFields, StreamOptions, ToolChoice
 from ortolan.server.api.responses.items import Item
 from ortolan.server.errors import ApiError
 
@@ -76,7 +76,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None

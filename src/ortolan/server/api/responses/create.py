@@ -51,9 +51,6 @@ async def create(call: Call, body: ResponseBody) -> Response | EventStream[Event
     served.expect("decoder", what="chat")
     items = _items(call, body)
     text, reasoning = body.text or TextSettings(), body.reasoning or ReasoningSettings()
-    choice = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
     (ticket,) = await submit_chat(
         call,
         served,
@@ -61,7 +58,7 @@ async def create(call: Call, body: ResponseBody) -> Response | EventStream[Event
         messages_of(items, instructions=body.instructions),
         limit=body.max_output_tokens,
         tools=[tool.function for tool in body.tools or ()],
-        choice=choice,
+        choice=body.tool_choice,
         variables={
             "reasoning_effort": reasoning.effort,
             "verbosity": text.verbosity,
@@ -101,10 +98,7 @@ def _items(call: Call, body: ResponseBody) -> list[Item]:
 def _response(body: ResponseBody, model: str, sampling: Sampling) -> Response:
     """A response without output, with the settings of its request."""
     form = (body.text and body.text.format) or TextFormat()
-    choice = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        choice = {"mode": "auto", **choice}
-    settings = {name: getattr(body, name) for name in _SETTINGS} | {"tool_choice": choice}
+    settings = {name: getattr(body, name) for name in _SETTINGS}
     return Response(
         id=new_id("resp_"),
         created_at=int(time.time()),
@@ -120,8 +114,9 @@ def _response(body: ResponseBody, model: str, sampling: Sampling) -> Response:
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 _SETTINGS = (
-    *("instructions", "previous_response_id", "tools", "parallel_tool_calls", "store", "metadata"),
-    *("max_output_tokens", "max_tool_calls", "safety_identifier", "prompt_cache_key"),
+    *("instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
+    *("store", "metadata", "max_output_tokens", "max_tool_calls", "safety_identifier"),
+    "prompt_cache_key",
 )
 """Fields of a response that repeat those of the body."""
 
