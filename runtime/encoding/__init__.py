@@ -1,1 +1,1 @@
-"""Texts and images through an encoder, in batches of similar length."""
+"""Texts, images and sounds through an encoder, in batches of similar length."""

@@ -28,14 +28,14 @@ class Item:
     Attributes:
         index: position in the call.
         length: number of tokens; of an image, roughly; vectors of a wave.
-        ids: token ids of a text, or a wave.
-        image: read when it is computed, since pixels need far more memory than files.
+        value: what was read: token ids of a text, or a wave.
+        unread: an image, read when it is computed, since pixels need far more memory than files.
     """
 
     index: int
     length: int
-    ids: ReadInput | None = None
-    image: Any = None
+    value: ReadInput | None = None
+    unread: Any = None
 
 
 class EncoderCall(Future[Any], Generic[R]):
@@ -53,7 +53,7 @@ class EncoderCall(Future[Any], Generic[R]):
     def __init__(self, items: Sequence[Item], finish: Callable[[list[Row]], R]) -> None:
         super().__init__()
         self.items = items
-        self.tokens = sum(item.length for item in items if item.ids is not None)
+        self.tokens = sum(item.length for item in items if item.value is not None)
         self.check: Callable[[], None] = lambda: None  # raises in a forked process
         self._finish = finish
         self._rows: dict[int, Row] = {}

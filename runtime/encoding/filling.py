@@ -56,7 +56,7 @@ def fill(rows: Rows, text: str, tokenizer: Tokenizer | None, *, top: int) -> Fil
         raise no_tokenizer("text")
     top = checked_count("top", top)
     items = rows.items(text, truncate=False)
-    (ids,) = [item.ids for item in items if isinstance(item.ids, list)]
+    (ids,) = [item.value for item in items if isinstance(item.value, list)]
     places = _blanks(ids, tokenizer)
     (logits_TV,) = rows.outputs(items)
     blanks = []

@@ -25,13 +25,11 @@ TRIES = 3
 WINDOW = 8 * MAX_BATCH_ROWS
 """Number of waiting inputs among which those of similar length are sought."""
 
-Call = EncoderCall[Any]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
     order: tuple[int, int, int]
-    call: Call
+    call: EncoderCall[Any]
     item: Item
     failures: int = 0
 
@@ -44,11 +42,11 @@ class EncoderQueue:
         self._rows = rows
         self._waiting: list[_Waiting] = []
         self._computing: list[_Waiting] = []
-        self._begun: set[Call] = set()
+        self._begun: set[EncoderCall[Any]] = set()
         self._turn = 0
         self._arrivals = count()
 
-    def submit(self, work: Call, *, priority: int = 0) -> None:
+    def submit(self, work: EncoderCall[Any], *, priority: int = 0) -> None:
         """Let the inputs of a call wait: higher priorities first, then by turn and arrival."""
         arrival = next(self._arrivals)
         longest_first = sorted(work.items, key=lambda item: -item.length)
@@ -62,7 +60,7 @@ class EncoderQueue:
         ]
         self._waiting.sort(key=lambda waiting: waiting.order)
 
-    def cancel(self, work: Call) -> None:
+    def cancel(self, work: EncoderCall[Any]) -> None:
         """End a call before the next batch, or forget one that was cancelled."""
         work.cancel()
         self._forget({work})
@@ -116,7 +114,7 @@ class EncoderQueue:
         self._begun |= calls
         self._forget({call for call in calls if call.done()})
 
-    def _forget(self, ended: set[Call]) -> None:
+    def _forget(self, ended: set[EncoderCall[Any]]) -> None:
         """Forget calls that have ended, and what still waits of them."""
         self._begun -= ended
         if any(not call.is_complete for call in ended):

@@ -61,7 +61,7 @@ class Rows:
         if length is not None:
             self.reader.checked_truncate(truncate)
             return [
-                Item(index=index, length=length, image=value) for index, value in enumerate(batch)
+                Item(index=index, length=length, unread=value) for index, value in enumerate(batch)
             ]
         read = self.reader.read_spans if spans else self.reader.read
         items = []
@@ -74,9 +74,9 @@ class Rows:
                 raise at_input(index, error) from error
         return items
 
-    def item(self, ids: ReadInput, index: int) -> Item:
+    def item(self, value: ReadInput, index: int) -> Item:
         """An input that was read."""
-        return Item(index=index, length=self.reader.length(ids), ids=ids)
+        return Item(index=index, length=self.reader.length(value), value=value)
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
         """Compute the outputs of a batch, by one call of the graph if all have one size.
@@ -98,10 +98,10 @@ class Rows:
         return vectors
 
     def _source(self, item: Item) -> ReadInput | OrtolanError:
-        if item.ids is not None:
-            return item.ids
+        if item.value is not None:
+            return item.value
         try:
-            return self.reader.read(item.image)
+            return self.reader.read(item.unread)
         except OrtolanError as error:
             return error
 

@@ -71,7 +71,7 @@ def classify_tokens(
         names = ", ".join(get_args(Aggregation))
         raise InputError(f"aggregation must be one of {names} (got {shown(aggregation)}).")
     items = rows.items(inputs, truncate=truncate, spans=True)
-    texts = [item.ids for item in items if isinstance(item.ids, SpannedIds)]
+    texts = [item.value for item in items if isinstance(item.value, SpannedIds)]
     pairs = zip(rows.outputs(items), texts, strict=True)
     return [_classified(row, ids, rows.output.labels, aggregation) for row, ids in pairs]
 

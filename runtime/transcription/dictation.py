@@ -35,7 +35,7 @@ LONGEST_S = 120
 TOKENS_PER_SECOND, MORE_TOKENS = 12, 32
 """Most tokens of an answer: faster than anybody speaks, and some for the name of the language."""
 
-Answer = Callable[[NDArray[np.float32], str | None, int], Completion]
+Ask = Callable[[NDArray[np.float32], str | None, int], Completion]
 """Answers samples `(N,)`, from a given start if there is one, within a number of tokens."""
 
 
@@ -69,7 +69,7 @@ def dictate(
     sound: Sound,
     source: ChunkedSource,
     dictation: Dictation,
-    answer: Answer,
+    answer: Ask,
     options: DictationOptions,
 ) -> Transcript:
     """Transcribe a whole sound; see `Decoder.transcribe`."""
