@@ -178,22 +178,20 @@ def python_calls(text: str, _: Schemas) -> list[ToolCall]:
     if len(text) > MAX_PYTHON:
         raise ValueError("too long")
     try:
-        statements = ast.parse(text.strip()).body
-        calls = [_from_python(call) for line in statements for call in _expressions(line)]
+        calls = []
+        for line in ast.parse(text.strip()).body:
+            if not isinstance(line, ast.Expr):
+                raise ValueError("no call")
+            value = line.value
+            calls += value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+        tool_calls = [*map(_from_python, calls)]
     except SyntaxError as error:
         if "unterminated" in error.msg:
             raise UnfinishedError(error.msg) from error
         raise ValueError(error.msg) from error
     except (MemoryError, RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
-    return _checked(calls)
-
-
-def _expressions(statement: ast.stmt) -> Sequence[ast.expr]:
-    if not isinstance(statement, ast.Expr):
-        raise ValueError("no call")
-    value = statement.value
-    return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+    return _checked(tool_calls)
 
 
 class _Constants(ast.NodeTransformer):
@@ -207,15 +205,11 @@ class _Constants(ast.NodeTransformer):
 def _from_python(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
         raise ValueError("no call with keyword arguments only")
-    constants = _Constants()
-    arguments = {
-        keyword.arg: as_json(ast.literal_eval(constants.visit(keyword.value)))
+    pairs = [
+        (keyword.arg or "", as_json(ast.literal_eval(_Constants().visit(keyword.value))))
         for keyword in node.keywords
-        if keyword.arg is not None
-    }
-    if len(arguments) < len(node.keywords):
-        raise ValueError("an argument twice")
-    return ToolCall(name=ast.unparse(node.func), arguments=arguments)
+    ]
+    return ToolCall(name=ast.unparse(node.func), arguments=_without_duplicates(pairs))
 
 
 def _from_object(value: Any) -> ToolCall:
@@ -235,11 +229,11 @@ def _from_object(value: Any) -> ToolCall:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    try:
-        if isinstance(value, str):
+    if isinstance(value, str):
+        try:
             value = JSON.decode(value) if value.strip() else None
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
     if value is None or value == []:
         return {}
     if not isinstance(value, dict):
@@ -285,9 +279,14 @@ def typed(text: str, schema: Any, key: str) -> Any:
     if not types - {"string"}:
         return text
     try:
-        value = _value(text)
-    except ValueError:
-        return text
+        value = JSON.decode(text)
+    except (ValueError, RecursionError):
+        if len(text) > MAX_PYTHON:
+            return text
+        try:
+            value = as_json(ast.literal_eval(text.strip()))
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            return text
     is_plain = not isinstance(value, dict | list | None)
     if "string" in types and (is_plain or _TYPE_NAMES[type(value)] not in types):
         return text
@@ -321,19 +320,6 @@ def types_of(schema: Any, root: Any) -> set[str]:
         if isinstance(current.get("$ref"), str):
             rest.append(_referred(current["$ref"], root))
     return types
-
-
-def _value(text: str) -> Any:
-    try:
-        return JSON.decode(text)
-    except (ValueError, RecursionError):
-        pass
-    if len(text) > MAX_PYTHON:
-        raise ValueError("too long")
-    try:
-        return as_json(ast.literal_eval(text.strip()))
-    except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
-        raise ValueError("neither JSON nor Python") from error
 
 
 def _items(value: Any) -> list[Any]:
