@@ -160,8 +160,9 @@ class Chat:
 
     def _with_end(self, options: Options, form: Format) -> Options:
         """Add the end of the turn to the stop tokens, whatever the manifest says."""
-        end = self.template.end_of_turn
-        ends = [*self.template.tokens(form.reasoning.ends), *([] if end is None else [end])]
+        control, end = self.template.control, self.template.end_of_turn
+        ends = [token for token, text in control.items() if text in form.reasoning.ends]
+        ends += [] if end is None else [end]
         missing = [end for end in ends if end not in self._manifest.tokens.eos]
         if not missing or options.get("ignore_eos", False):
             return options

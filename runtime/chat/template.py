@@ -1,7 +1,7 @@
 """The chat template of a bundle: messages to the token ids of a prompt."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -140,11 +140,6 @@ class ChatTemplate:
         _, probe, rest = text.rpartition(_PROBE)
         ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if probe else []
         return ids[0] if ids and ids[0] in self.control else None
-
-    def tokens(self, texts: Iterable[str]) -> list[int]:
-        """The control tokens with these texts; others are left out."""
-        texts = frozenset(texts)
-        return [token for token, text in self.control.items() if text in texts]
 
     def _template(self, data: Mapping[str, Any]) -> Template:
         name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"

@@ -33,7 +33,8 @@ def read_chat_template(
                 f"{TEMPLATE} must be UTF-8: {error}. Convert the file and export again."
             ) from error
     elif isinstance(source, list):
-        source = {str(row["name"]): str(row["template"]) for row in source if _is_named(row)}
+        named = [row for row in source if isinstance(row, dict) and {"name", "template"} <= {*row}]
+        source = {str(row["name"]): str(row["template"]) for row in named}
     if not isinstance(source, str | dict) or not source:
         raise ChatTemplateError(
             f"This bundle has no {TEMPLATE}. Put the model's template next to its checkpoint and "
@@ -53,10 +54,6 @@ def read_chat_template(
         for name, token in own.items()
         if token is not None
     }
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, dict) and {"name", "template"} <= value.keys()
 
 
 def _object(data: bytes) -> dict[str, Any]:
