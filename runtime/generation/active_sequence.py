@@ -32,6 +32,7 @@ class ActiveSequence(ABC):
 
     Attributes:
         next_tokens: newest token of each row, which the next call of the model reads.
+        parents: for each row, the row that it continues.
         finish_reason: `None` while the sequence is generated.
         cached_tokens: tokens of the prompt whose states came from the prefix cache.
         queued_s: seconds from the request to its first slot; `None` before.
@@ -43,6 +44,7 @@ class ActiveSequence(ABC):
     """
 
     next_tokens: Sequence[int]
+    parents: Sequence[int] = (0,)
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -94,11 +96,6 @@ class ActiveSequence(ABC):
     def forced(self) -> Sequence[int]:
         """Tokens that must follow, whatever the logits; usually none."""
         return ()
-
-    @property
-    def parents(self) -> Sequence[int]:
-        """For each row, the row that it continues."""
-        return (0,)
 
     @abstractmethod
     def advance(self, logits: NDArray[np.float32]) -> None:

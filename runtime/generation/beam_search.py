@@ -25,7 +25,7 @@ Source: transformers 5.23, `GenerationMixin._beam_search`.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -54,14 +54,6 @@ class Beams:
     early_stopping: EarlyStopping = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """A sequence, EOS included, and its score: log-probability over `length ** length_penalty`."""
-
-    tokens: tuple[int, ...]
-    score: float
-
-
 class _Node(NamedTuple):
     """A sequence as its last token and the node before it, which beams share."""
 
@@ -85,47 +77,69 @@ class _Candidate(NamedTuple):
     token: int
 
 
-class BeamSearch:
-    """The search for one source.
+class BeamSequence(ActiveSequence):
+    """One request and the search for its best sequences, with a row for each beam."""
 
-    Attributes:
-        tokens: newest id of each beam, which the model reads next.
-        parents: for each beam, the beam of the previous step that it extends.
-    """
-
-    def __init__(self, settings: Beams, *, eos: Collection[int], max_tokens: int) -> None:
+    def __init__(self, request: Request, settings: Beams, *, tokenizer: Tokenizer | None) -> None:
+        super().__init__(request)
         beams = settings.beams
+        self.next_tokens = request.prompt[-1:] * beams
+        self.parents = list(range(beams))
         self._settings = settings
-        self._eos = frozenset(eos)
-        self._max_tokens = max_tokens
+        self._tokenizer = tokenizer
         self._nodes: list[_Node | None] = [None] * beams
         # all beams are equal at first: only beam 0 counts
         self._scores = [0.0] + [_ENDED] * (beams - 1)
         self._hypotheses: list[tuple[float, _Node]] = []
-        self.length = 0
-        self.tokens: list[int] = []
-        self.parents = list(range(beams))
-        self.is_done = False
+        self._length = 0
+        self._is_settled = False
 
-    def advance(self, logits_GV: NDArray[np.float32], suppressed: Sequence[int] = ()) -> None:
-        """Extend the beams by their best tokens. Overwrites the logits."""
-        self._continue(self._candidates(logits_GV, suppressed))
+    def advance(self, logits_GV: NDArray[np.float32]) -> None:
+        """Extend the beams by a token, chosen or forced. Overwrites the logits `(G, V)`."""
+        constraints = self.request.constraints
+        forced = constraints.forced(self._length, self.request.limit)
+        if forced is None:
+            candidates = self._candidates(logits_GV, constraints.excluded(self._length))
+        else:
+            ranked = sorted(enumerate(self._scores), key=lambda item: -item[1])
+            candidates = [_Candidate(score, beam, forced) for beam, score in ranked]
+        self._continue(candidates)
+        self._tick(self._length)
 
-    def force(self, token: int) -> None:
-        """Extend all beams by this token, without changing their scores."""
-        ranked = sorted(range(len(self._scores)), key=lambda beam: -self._scores[beam])
-        self._continue([_Candidate(self._scores[beam], beam, token) for beam in ranked])
-
-    def best(self, count: int) -> list[Scored]:
-        """Return the best sequences, best first: hypotheses, then unfinished beams."""
-        divisor = self._divisor(max(self.length, 1))
+    def best(self, count: int) -> list[Hypothesis]:
+        """Return the best sequences, best first: hypotheses, then beams of an unfinished search."""
+        divisor = self._divisor(max(self._length, 1))
         unfinished = [
             (_single(score / divisor), node)
             for score, node in zip(self._scores, self._nodes, strict=True)
-            if node is not None and not self.is_done
+            if node is not None and not self._is_settled
         ]
-        ranked = [*self._hypotheses, *unfinished][:count]
-        return [Scored(tokens=node.tokens(), score=score) for score, node in ranked]
+        return [
+            Hypothesis(text=self._text(node), tokens=node.tokens(), score=score)
+            for score, node in [*self._hypotheses, *unfinished][:count]
+        ]
+
+    def completion(self) -> Completion:
+        """The best sequences; empty if the search was cancelled before the first token."""
+        if self.error is not None:
+            raise self.error
+        ranked = self.best(self._settings.n_best)
+        best, *others = ranked or [Hypothesis(text="", tokens=(), score=0.0)]
+        reason = self.finish_reason
+        return Completion(
+            text=best.text,
+            tokens=best.tokens,
+            finish_reason="cancelled" if reason is None or reason == "error" else reason,
+            timings=self._timings(len(best.tokens)),
+            score=best.score,
+            alternatives=tuple(others),
+        )
+
+    def _text(self, node: _Node) -> str:
+        if self._tokenizer is None:
+            return ""
+        has_ended = node.token in self.request.eos
+        return self._tokenizer.decode(node.tokens()[:-1] if has_ended else node.tokens())
 
     def _candidates(
         self, logits_GV: NDArray[np.float32], suppressed: Sequence[int]
@@ -134,7 +148,7 @@ class BeamSearch:
         highest_G = logits_GV.max(axis=1)
         if not all(map(math.isfinite, highest_G.tolist())):
             raise NumericError(
-                f"The logits of step {self.length + 1} are not finite: the model overflows. "
+                f"The logits of step {self._length + 1} are not finite: the model overflows. "
                 "Run `ortolan verify` on this device, or export in fp32."
             )
         # in place, in the order and precision of transformers: sums are equal to the last bit
@@ -147,7 +161,7 @@ class BeamSearch:
         rows = list(logits_GV)
         tokens: list[int] = logits_GV.argmax(axis=1).tolist()
         scores = [row.item(token) for row, token in zip(rows, tokens, strict=True)]
-        count = max(2, 1 + len(self._eos)) * self._settings.beams
+        count = max(2, 1 + len(self.request.eos)) * self._settings.beams
         candidates = []
         for _ in range(min(count, logits_GV.size)):
             beam = scores.index(max(scores))
@@ -161,9 +175,9 @@ class BeamSearch:
     def _continue(self, candidates: list[_Candidate]) -> None:
         """Turn the best candidates into hypotheses, if they end, and into the next beams."""
         beams = self._settings.beams
-        self.length += 1
-        is_last = self.length >= self._max_tokens
-        ends = [is_last or candidate.token in self._eos for candidate in candidates]
+        self._length += 1
+        is_last = self._length >= self.request.limit
+        ends = [is_last or candidate.token in self.request.eos for candidate in candidates]
         for candidate, has_ended in zip(candidates[:beams], ends, strict=False):
             if has_ended:
                 self._keep(candidate)
@@ -179,18 +193,21 @@ class BeamSearch:
         nodes = self._nodes
         self._nodes = [_Node(candidate.token, nodes[candidate.beam]) for candidate in chosen]
         self._scores = [candidate.score for candidate in chosen]
-        self.tokens = [candidate.token for candidate in chosen]
+        self.next_tokens = [candidate.token for candidate in chosen]
         self.parents = [candidate.beam for candidate in chosen]
-        self.is_done = all(ends) or self._is_settled()
+        self._is_settled = all(ends) or self._cannot_improve()
+        if self._is_settled:
+            last = self._hypotheses[0][1].token
+            self.finish_reason = "stop" if last in self.request.eos else "length"
 
     def _keep(self, candidate: _Candidate) -> None:
-        score = _single(candidate.score / self._divisor(self.length))
+        score = _single(candidate.score / self._divisor(self._length))
         node = _Node(candidate.token, self._nodes[candidate.beam])
         self._hypotheses.append((score, node))
         self._hypotheses.sort(key=lambda item: -item[0])  # stable: earlier ones win ties
         del self._hypotheses[self._settings.beams :]
 
-    def _is_settled(self) -> bool:
+    def _cannot_improve(self) -> bool:
         """Whether there are enough hypotheses and no beam can improve on them (step 5)."""
         settings = self._settings
         if len(self._hypotheses) < settings.beams:
@@ -199,64 +216,12 @@ class BeamSearch:
             return True
         # log-probabilities are negative: above a penalty of 0, a score rises with the length
         favors_long = settings.early_stopping == "never" and settings.length_penalty > 0
-        length = self._max_tokens if favors_long else self.length
+        length = self.request.limit if favors_long else self._length
         reachable = _single(self._scores[0] / self._divisor(length))
         return reachable <= self._hypotheses[-1][0]
 
     def _divisor(self, length: int) -> float:
         return _single(length**self._settings.length_penalty)
-
-
-class BeamSequence(ActiveSequence):
-    """One request and the search for its best sequences."""
-
-    def __init__(self, request: Request, settings: Beams, *, tokenizer: Tokenizer | None) -> None:
-        super().__init__(request)
-        self.next_tokens = request.prompt[-1:] * settings.beams
-        self._settings = settings
-        self._tokenizer = tokenizer
-        self._search = BeamSearch(settings, eos=request.eos, max_tokens=request.limit)
-
-    @property
-    def parents(self) -> list[int]:
-        """For each row, the row that it continues."""
-        return self._search.parents
-
-    def advance(self, logits_GV: NDArray[np.float32]) -> None:
-        """Extend the beams by a token, chosen or forced. Overwrites the logits `(G, V)`."""
-        search, constraints = self._search, self.request.constraints
-        forced = constraints.forced(search.length, self.request.limit)
-        if forced is None:
-            search.advance(logits_GV, constraints.excluded(search.length))
-        else:
-            search.force(forced)
-        self.next_tokens = search.tokens
-        self._tick(search.length)
-        if search.is_done:
-            best = search.best(1)[0].tokens
-            self.finish_reason = "stop" if best[-1] in self.request.eos else "length"
-
-    def completion(self) -> Completion:
-        """The best sequences; empty if the search was cancelled before the first token."""
-        if self.error is not None:
-            raise self.error
-        ranked = [self._hypothesis(scored) for scored in self._search.best(self._settings.n_best)]
-        best, *others = ranked or [Hypothesis(text="", tokens=(), score=0.0)]
-        reason = self.finish_reason
-        return Completion(
-            text=best.text,
-            tokens=best.tokens,
-            finish_reason="cancelled" if reason is None or reason == "error" else reason,
-            timings=self._timings(len(best.tokens)),
-            score=best.score,
-            alternatives=tuple(others),
-        )
-
-    def _hypothesis(self, scored: Scored) -> Hypothesis:
-        has_ended = scored.tokens[-1] in self.request.eos
-        visible = scored.tokens[:-1] if has_ended else scored.tokens
-        text = "" if self._tokenizer is None else self._tokenizer.decode(visible)
-        return Hypothesis(text=text, tokens=scored.tokens, score=scored.score)
 
 
 def _single(value: float) -> float:

@@ -27,7 +27,8 @@ from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
-from ortolan.runtime.generation.beam_search import Beams, BeamSearch
+from ortolan.runtime.generation.beam_search import Beams, BeamSequence
+from ortolan.runtime.generation.request import Request
 
 SOURCE = [5, 40, 7, 31, 8]
 
@@ -257,16 +258,17 @@ def test_memory_is_checked_before_anything_is_computed(
 # --- beams where transformers is no reference --------------------------------------------------
 
 
-def small_search(beams: int) -> BeamSearch:
-    return BeamSearch(Beams(beams=beams), eos={0}, max_tokens=4)
+def small_search(beams: int) -> BeamSequence:
+    request = Request(prompt=[3], prompt_tokens=1, limit=4, eos=frozenset({0}))
+    return BeamSequence(request, Beams(beams=beams), tokenizer=None)
 
 
 def test_ties_go_to_the_first_beam_and_the_lowest_id() -> None:
     search = small_search(2)
     search.advance(np.zeros((2, 6), np.float32))
-    assert (search.tokens, search.parents) == ([1, 2], [0, 0])
+    assert (search.next_tokens, search.parents) == ([1, 2], [0, 0])
     search.advance(np.zeros((2, 6), np.float32))
-    assert (search.tokens, search.parents) == ([1, 2], [0, 0])
+    assert (search.next_tokens, search.parents) == ([1, 2], [0, 0])
 
 
 def test_a_vocabulary_smaller_than_the_candidates_is_searched_whole() -> None:
