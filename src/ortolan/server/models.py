@@ -37,9 +37,10 @@ class Entry:
     """What the name of a model stands for: a bundle, or one that an adapter changes.
 
     Attributes:
-        bundle: name of the bundle.
+        bundle: its name, which is another one if there is an adapter.
     """
 
+    name: str
     bundle: str
     path: Path
     manifest: Manifest
@@ -88,7 +89,7 @@ class Models:
         self._settings = settings
         self._mode = settings.serve.get("mode", "exact")
         self.entries = {
-            name: Entry(bundle=name, path=path, manifest=open_bundle(path).manifest)
+            name: Entry(name=name, bundle=name, path=path, manifest=open_bundle(path).manifest)
             for name, path in settings.bundles.items()
         }
         for name, path in settings.adapters.items():
@@ -104,24 +105,23 @@ class Models:
         """Bundles in memory."""
         return tuple(self._loaded.values())
 
-    def entry(self, name: str | None) -> tuple[str, Entry]:
-        """The name and the entry of a model; without a name, those of the only bundle."""
-        if name is None and len(self._settings.bundles) == 1:
-            name = next(iter(self.entries))
+    def entry(self, name: str | None) -> Entry:
+        """The entry of a model; without a name, that of the only bundle."""
+        names = ", ".join(self.entries)
         if name is None:
-            raise ApiError(
-                f"Name a model. Models: {', '.join(self.entries)}.",
-                code="model-missing",
-                param="model",
-            )
+            if len(self._settings.bundles) > 1:
+                raise ApiError(
+                    f"Name a model. Models: {names}.", code="model-missing", param="model"
+                )
+            name = next(iter(self.entries))
         if name not in self.entries:
             raise ApiError(
-                f"There is no model {name[:100]!r}. Models: {', '.join(self.entries)}.",
+                f"There is no model {name[:100]!r}. Models: {names}.",
                 code="model_not_found",
                 param="model",
                 status=404,
             )
-        return name, self.entries[name]
+        return self.entries[name]
 
     def revive(self) -> list[str]:
         """Return the names of the loaded bundles that fail, and load those that no call uses again.
@@ -142,15 +142,15 @@ class Models:
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
         """Load a bundle if necessary, and keep it loaded inside the `async with`."""
-        name, entry = self.entry(name)
+        entry = self.entry(name)
         self._users[entry.bundle] += 1
         try:
             served = await self._get(entry.bundle)
             if entry.adapter is not None:
                 served = replace(
                     served,
-                    name=name,
-                    options={"adapter": name},
+                    name=entry.name,
+                    options={"adapter": entry.name},
                     fingerprint=f"fp_{entry.adapter.identity[:16]}_{self._mode}",
                 )
             yield served
@@ -180,7 +180,7 @@ class Models:
         for bundle in self._settings.bundles:
             with suppress(AdapterError):
                 adapter.check_bundle(self.entries[bundle].manifest)
-                return replace(self.entries[bundle], adapter=adapter)
+                return replace(self.entries[bundle], name=name, adapter=adapter)
         raise AdapterError(
             f"{path}: this adapter was made for none of the served bundles. Serve its bundle, too."
         )

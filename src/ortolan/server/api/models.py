@@ -53,7 +53,7 @@ async def get_model(call: Call) -> ModelCard:
 
 
 def _card(call: Call, name: str) -> ModelCard:
-    _, entry = call.models.entry(name)
+    entry = call.models.entry(name)
     manifest, adapter = entry.manifest, entry.adapter
     quality = (manifest if adapter is None else adapter.manifest).quality
     return ModelCard(

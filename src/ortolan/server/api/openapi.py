@@ -5,7 +5,7 @@ Source: https://spec.openapis.org/oas/v3.1.0
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -19,10 +19,7 @@ _REF = "#/components/schemas/{name}"
 
 def openapi_endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
     """Return the endpoint that documents all endpoints."""
-
-    @cache
-    def document() -> dict[str, Any]:
-        return _document(endpoints)
+    document = cache(partial(_document, endpoints))
 
     async def openapi(_: Call) -> dict[str, Any]:
         """Return this document."""

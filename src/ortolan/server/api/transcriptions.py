@@ -78,7 +78,7 @@ class TranscriptionReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str
     task: str | None = None
     language: str | None = None
-    duration: float | None = None
+    seconds: float | None = msgspec.field(name="duration", default=None)
     segments: list[SegmentReply] | None = None
     words: list[WordReply] | None = None
 
@@ -125,10 +125,10 @@ async def _answer(
 def _verbose(
     transcript: Transcript, served: ServedModel, *, task: str, has_words: bool
 ) -> TranscriptionReply:
-    segments = msgspec.convert(transcript.segments, list[SegmentReply], from_attributes=True)
-    for number, segment in enumerate(segments):
+    reply = msgspec.convert(transcript, TranscriptionReply, from_attributes=True)
+    reply.task = task
+    for number, segment in enumerate(reply.segments or ()):
         segment.id = number
-    words = None
     if has_words:
         if any(segment.text and not segment.words for segment in transcript.segments):
             raise ApiError(
@@ -137,13 +137,6 @@ def _verbose(
                 code=InputError.code,
                 param="timestamp_granularities[]",
             )
-        spoken = [word for segment in transcript.segments for word in segment.words]
-        words = msgspec.convert(spoken, list[WordReply], from_attributes=True)
-    return TranscriptionReply(
-        text=transcript.text,
-        task=task,
-        language=transcript.language,
-        duration=transcript.seconds,
-        segments=segments,
-        words=words,
-    )
+        words = [word for segment in transcript.segments for word in segment.words]
+        reply.words = msgspec.convert(words, list[WordReply], from_attributes=True)
+    return reply

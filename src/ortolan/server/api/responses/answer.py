@@ -36,13 +36,6 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
-class ResponseError(msgspec.Struct, kw_only=True):
-    """Why a response failed."""
-
-    code: str
-    message: str
-
-
 class IncompleteDetails(msgspec.Struct, kw_only=True):
     """Why a response is incomplete."""
 
@@ -76,7 +69,7 @@ class Response(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     status: Status = "in_progress"
     completed_at: int | None = None
-    error: ResponseError | None = None
+    error: Error | None = None
     incomplete_details: IncompleteDetails | None = None
     output: list[Item] = []
     usage: ResponseUsage | None = None
@@ -138,9 +131,8 @@ class Answer:
 
     def failed(self, error: ApiError) -> Iterator[Event]:
         """Yield the last events of a response that failed."""
-        self.response.status = "failed"
-        self.response.error = ResponseError(code=error.code or error.type, message=error.message)
-        yield Event(type="error", sequence_number=self._count, error=error_body(error).error)
+        self.response.status, self.response.error = "failed", error_body(error).error
+        yield Event(type="error", sequence_number=self._count, error=self.response.error)
         self._count += 1
         yield self._event("failed", response=self.response)
 

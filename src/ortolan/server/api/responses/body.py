@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.server.api.bodies import Limit, SamplingFields, StreamOptions, ToolChoice
+from ortolan.server.api.bodies import JsonSchema, Limit, SamplingFields, StreamOptions, ToolChoice
 from ortolan.server.api.responses.items import Item
 from ortolan.server.errors import ApiError
 
@@ -12,14 +12,10 @@ LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
 
 
-class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TextFormat(JsonSchema, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and (self.schema is None or self.name is None):
