@@ -198,7 +198,8 @@ def as_pair(
     before, after = around(tokenizer)
     body = ids[len(before) : len(ids) - len(after)]
     word = tokenizer.encode(_WORD, add_special_tokens=False)
-    both, types = tokenizer.encode_pair(_WORD, _WORD)
+    both = tokenizer.encode_pair(_WORD, _WORD)
+    types = both.types
     first = len(before)
     second = next(
         (at for at in range(first + len(word), len(both)) if both[at : at + len(word)] == word),

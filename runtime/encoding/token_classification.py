@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.labels import scores_of
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.ids import SpannedIds, TokenSpan
+from ortolan.runtime.inputs.ids import TextIds, TokenSpan
 from ortolan.runtime.inputs.input_reader import Inputs
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -71,14 +71,14 @@ def classify_tokens(
         names = ", ".join(get_args(Aggregation))
         raise InputError(f"aggregation must be one of {names} (got {shown(aggregation)}).")
     items = rows.items(inputs, truncate=truncate, spans=True)
-    texts = [item.value for item in items if isinstance(item.value, SpannedIds)]
+    texts = [item.value for item in items if isinstance(item.value, TextIds)]
     pairs = zip(rows.outputs(items), texts, strict=True)
     return [_classified(row, ids, rows.output.labels, aggregation) for row, ids in pairs]
 
 
 def _classified(
     logits_TL: NDArray[np.float32],
-    ids: SpannedIds,
+    ids: TextIds,
     labels: Sequence[str],
     aggregation: Aggregation,
 ) -> TokenClassification:

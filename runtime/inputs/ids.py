@@ -33,35 +33,28 @@ class TokenSpan:
     continues_word: bool
 
 
-class TypedIds(list[int]):
-    """Token ids of a pair of texts, and the type of each."""
+class TextIds(list[int]):
+    """Token ids of a text, or of two as one input, and what is known of each.
 
-    def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
-        super().__init__(ids)
-        self.types = types
-
-
-class SpannedIds(list[int]):
-    """Token ids of a text, with the characters of each token."""
-
-    def __init__(self, text: str, ids: Sequence[int], spans: Sequence[TokenSpan | None]) -> None:
-        super().__init__(ids)
-        self.text = text
-        self.spans = spans
-
-
-class WindowIds(TypedIds):
-    """Token ids of a text and of a part of another, as one input.
-
-    For each id, `words` has start and end in the second text of the word that the token is part of;
-    None for special tokens and those of the first text.
+    Attributes:
+        text: a single text.
+        types: token types of two texts.
+        spans: characters of its tokens; None for special tokens.
+        words: start and end in the second text of the words that tokens are part of; None for
+            special tokens and those of the first text.
     """
 
     def __init__(
-        self, ids: Sequence[int], types: Sequence[int], words: Sequence[tuple[int, int] | None]
+        self,
+        ids: Sequence[int],
+        *,
+        text: str = "",
+        types: Sequence[int] = (),
+        spans: Sequence[TokenSpan | None] = (),
+        words: Sequence[tuple[int, int] | None] = (),
     ) -> None:
-        super().__init__(ids, types)
-        self.words = words
+        super().__init__(ids)
+        self.text, self.types, self.spans, self.words = text, types, spans, words
 
 
 def check_count(ids: Sequence[int], what: str, *, most: int) -> None:

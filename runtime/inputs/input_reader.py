@@ -15,7 +15,7 @@ from ortolan.runtime.inputs.tokenizer import no_tokenizer
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.source import AnySource
-    from ortolan.runtime.inputs.ids import WindowIds
+    from ortolan.runtime.inputs.ids import TextIds
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
 """A text, two texts, or token ids; or an image as a path, bytes or pixels; or a sound as a path,
@@ -67,7 +67,7 @@ class InputReader(ABC):
 
     def read_windows(
         self, question: str, context: str, *, max_tokens: int, stride: int
-    ) -> list["WindowIds"]:
+    ) -> list["TextIds"]:
         """Return a question with each part of its context."""
         raise no_tokenizer("question and context")
 

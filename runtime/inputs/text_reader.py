@@ -9,7 +9,7 @@ from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.source import IDS, LENGTHS, TYPES, Feeds
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
-from ortolan.runtime.inputs.ids import SpannedIds, TypedIds, WindowIds, checked_ids
+from ortolan.runtime.inputs.ids import TextIds, checked_ids
 from ortolan.runtime.inputs.input_reader import InputReader, ReadInput
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
@@ -29,14 +29,15 @@ class TextReader(InputReader):
 
     def read(self, value: Any, *, truncate: bool = False) -> ReadInput:
         """See `InputReader`."""
-        truncate = self.checked_truncate(truncate)
+        most = self.max_tokens if self.checked_truncate(truncate) else None
         if isinstance(value, str):
-            ids = self._encode(value, truncate=truncate)
+            ids = self._for("text", value, most=most).encode(value, max_tokens=most)
+            if len(ids) <= self._added:
+                raise _no_tokens(value)
         elif _is_pair(value):
-            ids = self._encode_pair(value, truncate=truncate)
+            ids = self._pair(*value, most=most)
         else:
-            ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
-            ids = ids[: self.max_tokens] if truncate else ids
+            ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)[:most]
         ids = self._checked_length(ids)
         # padding that the encoder reads like other tokens
         missing = 0 if self._filler is None else self.max_tokens - len(ids)
@@ -46,32 +47,31 @@ class TextReader(InputReader):
         """Return graph inputs; texts are padded on the right."""
         texts = pad(batch, padding=self._padding)
         if self._types > 1:
-            types = [ids.types if isinstance(ids, TypedIds) else [0] * len(ids) for ids in batch]
+            types = [getattr(ids, "types", ()) or [0] * len(ids) for ids in batch]
             texts[TYPES] = pad(types, padding=0)[IDS]
         return texts
 
     def read_spans(self, value: Any, *, truncate: bool = False) -> ReadInput:
         """See `InputReader`."""
-        truncate = self.checked_truncate(truncate)
+        most = self.max_tokens if self.checked_truncate(truncate) else None
         if not isinstance(value, str):
             raise InputError(
                 f"Labels of tokens need a text, whose characters they name (got {shown(value)})."
             )
-        tokenizer, most = self._encoding("text", [value], truncate=truncate)
-        ids, spans = tokenizer.encode_spans(value, max_tokens=most)
-        if not any(spans):
+        ids = self._for("text", value, most=most).encode_spans(value, max_tokens=most)
+        if not any(ids.spans):
             raise _no_tokens(value)
-        return self._checked_length(SpannedIds(value, ids, spans))
+        return self._checked_length(ids)
 
     def read_windows(
         self, question: str, context: str, *, max_tokens: int, stride: int
-    ) -> list[WindowIds]:
+    ) -> list[TextIds]:
         """See `InputReader`."""
-        tokenizer, _ = self._encoding("question and context", (), truncate=True)
+        tokenizer = self._for("question and context", most=max_tokens)
         windows = tokenizer.pair_windows(question, context, max_tokens=max_tokens, stride=stride)
         if not any(windows[0].words):
             raise _no_tokens(context)
-        self._check_types(windows[0].types)
+        self._check_types(windows[0])
         return windows
 
     def _checked_length(self, ids: list[int]) -> list[int]:
@@ -82,46 +82,30 @@ class TextReader(InputReader):
             )
         return ids
 
-    def _encoding(
-        self, what: str, texts: Sequence[str], *, truncate: bool
-    ) -> tuple[Tokenizer, int | None]:
-        """The tokenizer, and the tokens to cut at; texts that are not cut may not be too long."""
+    def _for(self, what: str, *texts: str, most: int | None) -> Tokenizer:
+        """The tokenizer for texts, which may not be too long unless they are cut."""
         if self._tokenizer is None:
             raise no_tokenizer(what)
-        if truncate:
-            return self._tokenizer, self.max_tokens
-        for text in texts:
+        for text in texts if most is None else ():
             self._tokenizer.check_length(text, self.max_tokens)
-        return self._tokenizer, None
+        return self._tokenizer
 
-    def _encode(self, text: str, *, truncate: bool) -> list[int]:
-        tokenizer, most = self._encoding("text", [text], truncate=truncate)
-        if most is None:
-            ids = tokenizer.encode(text)
-        else:
-            ids = tokenizer.encode_start(text, max_tokens=most)
-        if len(ids) <= self._added:
-            raise _no_tokens(text)
-        return ids
-
-    def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
-        tokenizer, most = self._encoding("pairs of texts", texts, truncate=truncate)
-        ids, types = tokenizer.encode_pair(*texts, max_tokens=most)
-        if self._types > 1:
-            self._check_types(types)
-            return TypedIds(ids, types)
-        if any(types) and not self._has_pairs:
+    def _pair(self, first: str, second: str, *, most: int | None) -> list[int]:
+        tokenizer = self._for("pairs of texts", first, second, most=most)
+        ids = tokenizer.encode_pair(first, second, max_tokens=most)
+        self._check_types(ids)
+        if any(ids.types) and self._types == 1 and not self._has_pairs:
             raise TokenizerError(
                 "This tokenizer marks the second text of a pair by type ids, which the bundle does "
                 "not read. Only classifiers read them; export older ones again."
             )
         return ids
 
-    def _check_types(self, types: Sequence[int]) -> None:
-        if self._types > 1 and max(types) >= self._types:
+    def _check_types(self, ids: TextIds) -> None:
+        if self._types > 1 and max(ids.types) >= self._types:
             raise TokenizerError(
-                f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
-                f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
+                f"The tokenizer marks a token of the pair with type {max(ids.types)}, and the "
+                f"model has types up to {self._types - 1}. tokenizer.json belongs to another model."
             )
 
 

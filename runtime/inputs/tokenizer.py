@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tokenizers
 
 from ortolan.runtime.errors import ContextLengthError, TokenizerError, shown
-from ortolan.runtime.inputs.ids import TokenSpan, WindowIds, checked_ids
+from ortolan.runtime.inputs.ids import TextIds, TokenSpan, checked_ids
 from ortolan.runtime.inputs.token_size import TokenSize, token_size
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream, token_bytes
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
@@ -94,7 +94,9 @@ class Tokenizer:
                 "Shorten it."
             )
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """Return the token ids of a text.
 
         Special tokens written out in the text are encoded as special tokens.
@@ -102,13 +104,17 @@ class Tokenizer:
         Args:
             text: any text without lone surrogates.
             add_special_tokens: let the tokenizer add special tokens around the text.
+            max_tokens: cut the text at its end so that it fits, special tokens included.
 
         Raises:
             TokenizerError: not a text, or the tokenizer fails on it.
         """
         self._check_text(text)
         with _ENCODING:
-            return self._in_vocabulary(self._encoding(text, special=add_special_tokens).ids)
+            ids = self._encoding(text, special=add_special_tokens).ids
+            if max_tokens is not None and len(ids) > max_tokens:
+                ids = self._start(text, max_tokens)[1].ids
+        return self._in_vocabulary(ids)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and start and end of each token in characters.
@@ -120,20 +126,18 @@ class Tokenizer:
             encoding = self._bare(text)
         return encoding.ids, encoding.offsets
 
-    def encode_spans(
-        self, text: str, *, max_tokens: int | None = None
-    ) -> tuple[list[int], list[TokenSpan | None]]:
-        """Return the token ids of a text, and the characters of each token."""
+    def encode_spans(self, text: str, *, max_tokens: int | None = None) -> TextIds:
+        """Return the token ids of a text with the characters of each token."""
         with _ENCODING:
             bare, encoding = self._start(text, max_tokens)
             # those of `encoding` are trimmed twice
             places = _placed(bare.offsets, [not flag for flag in encoding.special_tokens_mask])
         ids = self._in_vocabulary(encoding.ids)
-        rows = zip(ids, encoding.tokens, places, strict=True)
-        return ids, [
+        spans = [
             None if place is None else self._span(text, token, entry, *place)
-            for token, entry, place in rows
+            for token, entry, place in zip(ids, encoding.tokens, places, strict=True)
         ]
+        return TextIds(ids, text=text, spans=spans)
 
     def _span(self, text: str, token: int, entry: str, start: int, end: int) -> TokenSpan:
         if token == self._unknown:
@@ -175,14 +179,6 @@ class Tokenizer:
         )
         return other
 
-    def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
-        """Return the ids of the longest start of a text that fits, special tokens included."""
-        ids = self.encode(text)
-        if len(ids) <= max_tokens:
-            return ids
-        with _ENCODING:
-            return self._in_vocabulary(self._start(text, max_tokens)[1].ids)
-
     def _start(
         self, text: str, max_tokens: int | None
     ) -> tuple[tokenizers.Encoding, tokenizers.Encoding]:
@@ -217,10 +213,11 @@ class Tokenizer:
             (encoding,) = encode([text], add_special_tokens=special)
         return encoding
 
-    def encode_pair(
-        self, first: str, second: str, *, max_tokens: int | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Return the ids of two texts as one input, and the type of each token."""
+    def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> TextIds:
+        """Return the ids of two texts as one input, with the type of each token.
+
+        `max_tokens` shortens the longer text, at its end, until both fit; then both in turn.
+        """
         self._check_text(first, second)
         room = None
         if max_tokens is not None:
@@ -236,11 +233,11 @@ class Tokenizer:
                 for part, size in zip(parts, sizes, strict=True):
                     part.truncate(size)
             encoding = self._library.post_process(parts[0], parts[1])
-        return self._in_vocabulary(encoding.ids), encoding.type_ids
+        return TextIds(self._in_vocabulary(encoding.ids), types=encoding.type_ids)
 
     def pair_windows(
         self, first: str, second: str, *, max_tokens: int, stride: int
-    ) -> list[WindowIds]:
+    ) -> list[TextIds]:
         """Return a text with each part of another, in windows that share `stride` of its tokens."""
         self._check_text(first, second)
         with _ENCODING:
@@ -255,10 +252,10 @@ class Tokenizer:
             parts = [other, *other.overflowing]
             windows = [self._library.post_process(own, part) for part in parts]
         return [
-            WindowIds(
+            TextIds(
                 self._in_vocabulary(window.ids),
-                window.type_ids,
-                _placed(_words(part), [sequence == 1 for sequence in window.sequence_ids]),
+                types=window.type_ids,
+                words=_placed(_words(part), [sequence == 1 for sequence in window.sequence_ids]),
             )
             for part, window in zip(parts, windows, strict=True)
         ]
