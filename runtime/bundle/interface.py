@@ -21,10 +21,9 @@ call does it take one token with its states, and return them.
 
 from collections.abc import Iterable
 
-from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Manifest, State
 from ortolan.runtime.bundle.source import IDS, POSITIONS, TYPES, Shape, Values
-from ortolan.runtime.errors import ManifestError
 
 OUTPUT = "output"
 """Output of an encoder without a decoder."""
@@ -124,27 +123,3 @@ def _read(states: Iterable[State]) -> Values:
 
 def _written(states: Iterable[State]) -> Values:
     return {state.output: (state.dtype, state.shape) for state in states}
-
-
-def check_layout(manifest: Manifest) -> None:
-    """Check that this runtime can drive the graphs and states."""
-    for role, graph in manifest.graphs.items():
-        takes_one = role in (DECODER, DECODE)
-        if graph.sequence is not None and not (takes_one and graph.sequence == 1):
-            raise ManifestError(
-                f"{graph.file}: a {role} graph must take any number of new tokens"
-                f"{' or one' if takes_one else ''}, not exactly {graph.sequence}. "
-                "Export the checkpoint again."
-            )
-    decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")
-    if decode and prefill and decode.sequence == 1 and prefill.min_new_tokens > 2:
-        raise ManifestError(
-            f"{decode.file} takes 1 new token, but the prefill graph starts at "
-            f"{prefill.min_new_tokens}. Export the checkpoint again."
-        )
-    for state in manifest.states:
-        if state.shape[:1] != ("batch",):
-            raise ManifestError(
-                f"state {state.name!r} must have the batch as its first axis, got {state.shape}. "
-                "Export the checkpoint again."
-            )

@@ -107,25 +107,30 @@ class OutputKind:
 
     Attributes:
         name: name in the manifest.
-        by_token: whether there is one output per token, instead of one per input.
-        are_logits: whether the numbers are logits, instead of vectors or scores.
         gives: description with `{size}` for the size of the last axis.
         summary: description without numbers, for error messages.
         use: what computes it, for error messages.
+        by_token: whether there is one output per token, instead of one per input.
+        are_logits: whether the numbers are logits, instead of vectors or scores.
         scores: function from numbers to scores of labels; `None` without labels.
-        distance: name of the distance between two outputs; for logits a divergence.
         may_be_named: whether labels are optional, and name symbols instead of classes.
     """
 
     name: str
-    by_token: bool
-    are_logits: bool
     gives: str
     summary: str
     use: str
+    by_token: bool = False
+    are_logits: bool = False
     scores: ScoreFunction | None = None
-    distance: str = "cosine distance"
     may_be_named: bool = False
+
+    @property
+    def distance(self) -> str:
+        """Name of the distance between two outputs."""
+        if self.are_logits:
+            return "KL"
+        return "cosine distance" if self.scores is None else "squared relative error"
 
 
 _CLASSIFY = "`ortolan classify`, or ortolan.load(path, Encoder).classify"
@@ -136,7 +141,6 @@ OUTPUTS = {
         OutputKind(
             name="states",
             by_token=True,
-            are_logits=False,
             gives="a vector of {size} numbers for each token",
             summary="a vector for each token",
             use="ortolan.load(path, Encoder).states",
@@ -148,37 +152,29 @@ OUTPUTS = {
             gives="logits of {size} tokens for each token",
             summary="logits of the vocabulary for each token",
             use="`ortolan fill`, or ortolan.load(path, Encoder).logits",
-            distance="KL",
         ),
         OutputKind(
             name="labels",
-            by_token=False,
             are_logits=True,
             gives="{size} labels and their probabilities",
             summary="labels",
             use=_CLASSIFY,
             scores="softmax",
-            distance="KL",
         ),
         OutputKind(
             name="tags",
-            by_token=False,
             are_logits=True,
             gives="{size} labels, each with its own probability",
             summary="labels, any number of which may apply",
             use=_CLASSIFY,
             scores="sigmoid",
-            distance="KL",
         ),
         OutputKind(
             name="scores",
-            by_token=False,
-            are_logits=False,
             gives="{size} scores, not probabilities",
             summary="scores",
             use=_CLASSIFY,
             scores="none",
-            distance="squared relative error",
         ),
         OutputKind(
             name="token_labels",
@@ -188,17 +184,14 @@ OUTPUTS = {
             summary="labels for each token",
             use="`ortolan classify`, or ortolan.load(path, Encoder).classify_tokens",
             scores="softmax",
-            distance="KL",
         ),
         OutputKind(
             name="spans",
             by_token=True,
-            are_logits=False,
             gives="logits of an answer's start and end for each token",
             summary="the start and end of answers",
             use="`ortolan answer`, or ortolan.load(path, Encoder).answer",
             scores="none",
-            distance="squared relative error",
         ),
         OutputKind(
             name="ctc",
@@ -207,13 +200,10 @@ OUTPUTS = {
             gives="logits of {size} symbols for each vector of a sound",
             summary="logits of symbols, one of them blank",
             use="`ortolan transcribe`, or ortolan.load(path, Encoder).transcribe",
-            distance="KL",
             may_be_named=True,
         ),
         OutputKind(
             name="embedding",
-            by_token=False,
-            are_logits=False,
             gives="embeddings of {size} numbers",
             summary="embeddings",
             use="`ortolan embed`, or ortolan.load(path, Encoder).embed",

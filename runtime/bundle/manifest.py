@@ -117,13 +117,13 @@ class Graph(Record, frozen=True, kw_only=True):
 
     Attributes:
         file: file name.
-        sequence: new tokens per row that a call takes: `None` for any number, 1 for exactly one.
+        sequence: 1 if a call takes exactly one new token per row; `None` for any number.
         min_new_tokens: for a prefill graph, the fewest new tokens that it is used for; calls with
             fewer use the decode graph.
     """
 
     file: FileName
-    sequence: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None
+    sequence: Literal[1] | None = None
     min_new_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] = 1
 
 

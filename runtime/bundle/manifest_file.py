@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODE, MAPS_ROLE, ON_DEMAND, PREFILL, STEPPED
 from ortolan.runtime.bundle.manifest import NAME, SCHEMA, Manifest, State
 from ortolan.runtime.bundle.parts import LongestSide
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
@@ -176,17 +176,20 @@ def _graph_rules(manifest: Manifest) -> Rules:
         "others",
     )
     for role, graph in graphs.items():
-        steps, context = (graph.sequence, graph.min_new_tokens), manifest.context_length
+        steps = (graph.sequence, graph.min_new_tokens)
         has_steps = role in STEPPED and role != BOTH_WAYS
         yield (
             has_steps or steps == (None, 1),
             f"neither `sequence` nor `min_new_tokens` for {role!r}",
             f"{steps}",
         )
+    if PREFILL in graphs:
+        prefill, decode = graphs[PREFILL], graphs[DECODE]
+        yield prefill.sequence is None, "any number of tokens for the prefill graph", "one"
         yield (
-            graph.sequence is None or graph.sequence <= context,
-            f"a sequence within the context of {context} for {role!r}",
-            f"{graph.sequence}",
+            decode.sequence is None or prefill.min_new_tokens <= 2,
+            "a prefill graph from 2 new tokens on, as the decode graph takes 1",
+            f"from {prefill.min_new_tokens} on",
         )
 
 
@@ -208,6 +211,8 @@ def _state_rules(manifest: Manifest, state: State) -> Rules:
         f"{' and '.join(expected)} once in the shape of {name}",
         ", ".join(symbols) or "none",
     )
+    is_first = state.shape[0] == "batch"
+    yield is_first, f"the batch as the first axis of {name}", f"{state.shape[0]}"
     is_float = state.dtype != "int8"
     yield is_float or grows, f"a float type for {name}, which does not grow", "int8"
     if state.window is not None:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import check_layout
 from ortolan.runtime.bundle.kinds import (
     BOTH_WAYS,
     DECODE,
@@ -90,7 +89,6 @@ class Engine:
             )
         self.threads = chosen_threads(threads, bundle.manifest)
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
-        check_layout(bundle.manifest)
         pages_before = pages_in_use()
         manifest = bundle.manifest
         graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs

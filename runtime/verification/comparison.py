@@ -68,7 +68,7 @@ class Rows:
     """A few rows of the outputs of one probe, `(R, V)` or `(R, E)`, computed in one way.
 
     Attributes:
-        graph: that computed them, where prompts and steps have different weights.
+        graph: where prompts and steps have different weights.
         positions: of the rows within the probe.
         part: of the rows among all rows of the reference.
         next_ids: tokens from the one after the first row on, if any.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -92,6 +92,7 @@ def write_bundle(
         weights |= {"embedding": _poisoned(weights["embedding"], poisoned)}
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
+    graphs: dict[str, Literal[1] | None]
     graphs = {"prefill": None, "decode": 1} if split else {"decoder": 1 if takes_one else None}
     contents = {blob_name: blob, **others}
     contents |= {} if tokenizer is None else {"tokenizer.json": tokenizer}

@@ -213,6 +213,17 @@ KINDS: dict[str, dict[str, Change]] = {
             "attention_maps": [["encoder.0.self"], ["decoder.0.cross"]],
             "texts": [TEXTS],
             "graphs.both_ways": [{"file": "certificate.bin"}],
+            "graphs": [
+                {
+                    "prefill": {"file": "decoder.onnx", "sequence": 1},
+                    "decode": {"file": "certificate.bin"},
+                },
+                {
+                    "prefill": {"file": "decoder.onnx", "min_new_tokens": 3},
+                    "decode": {"file": "certificate.bin", "sequence": 1},
+                },
+            ],
+            "states.0.shape": [[2, "batch", "capacity", 8]],
             "quantized": [[QUANTIZED] * 2],
             "files.3.size": [limits.MAX_GRAPH_BYTES + 1],
             "files.4.size": [limits.MAX_WHOLE_FILE_BYTES + 1],

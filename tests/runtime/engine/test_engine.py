@@ -5,12 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -22,7 +20,7 @@ from tests.runtime.conftest import Models
 
 from ortolan.runtime import Decoder, load, open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Graph, Manifest, State
+from ortolan.runtime.bundle.manifest import Manifest, State
 from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine import ort_session
 from ortolan.runtime.engine.engine import Engine
@@ -114,33 +112,11 @@ def test_sample_outputs_of_every_kind_of_bundle_are_repeatable(
 # --- refusals ---------------------------------------------------------------------------------
 
 
-def with_state(bundle: Bundle, **changes: Any) -> Bundle:
-    first, *rest = bundle.manifest.states
-    states = (msgspec.structs.replace(first, **changes), *rest)
-    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, states=states))
-
-
-def with_graph(bundle: Bundle, role: str, sequence: int) -> Bundle:
-    graphs = {role: Graph(file="decoder.onnx", sequence=sequence)}
-    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
-
-
-REFUSED: dict[str, Callable[[Bundle], object]] = {
-    "batch as the second axis": lambda bundle: Engine(
-        with_state(bundle, shape=(2, "batch", "capacity", 16))
-    ),
-    "decoder for two tokens": lambda bundle: Engine(with_graph(bundle, "decoder", 2)),
-    "prefill for one token": lambda bundle: Engine(with_graph(bundle, "prefill", 1)),
-    "decode for two tokens": lambda bundle: Engine(with_graph(bundle, "decode", 2)),
-    "no attention maps": lambda bundle: Engine(bundle).attention({"input_ids": np.array([[1]])}),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_graph_that_does_not_fit_is_refused(
-    bundle: Bundle, name: str, snapshot: SnapshotAssertion
+def test_attention_of_a_bundle_without_maps_is_refused(
+    bundle: Bundle, snapshot: SnapshotAssertion
 ) -> None:
-    assert refusal(lambda: REFUSED[name](bundle)) == snapshot
+    ids = {"input_ids": np.array([[1]])}
+    assert refusal(lambda: Engine(bundle).attention(ids)) == snapshot
 
 
 def test_a_graph_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
