@@ -86,9 +86,9 @@ class Generator:
         self._selected = -1
         self._rows: list[_Row] = []
         self._drafted: list[tuple[int, ActiveSequence]] = []
-        # for `recover`: the present work and its sources, and the sequence whose own code failed
+        # for `recover`: the present work, whom it prefills, and the sequence whose own code failed
         self._work: Round | None = None
-        self._encoding: list[ActiveSequence] = []
+        self._prefilled: list[ActiveSequence] = []
         self._culprit: ActiveSequence | None = None
 
     def submit(self, sequence: ActiveSequence, *, priority: int = 0) -> None:
@@ -160,17 +160,13 @@ class Generator:
         """Sequences whose work has just failed; all that might be the reason, in doubt."""
         if self._culprit is not None:
             return [self._culprit]
-        scheduler = self._scheduler
-        begun = scheduler.in_slots
-        tried: list[ActiveSequence] = []
+        begun, tried = self._scheduler.in_slots, list[ActiveSequence]()
         if self._work == "step":
             tried = [sequence for _, sequence, _ in self._rows]
-        elif self._encode is not None:
-            tried = self._encoding
-        elif self._work == "prefill" and scheduler.prefilling:
-            tried = [scheduler.next_prompt()[1]]
+        elif self._work == "prefill":
+            tried = self._prefilled
         failed = [sequence for sequence in begun if sequence in tried and not sequence.is_done]
-        return failed or [*begun, *scheduler.waiting[:1]]
+        return failed or [*begun, *self._scheduler.waiting[:1]]
 
     def _repeat(self, failed: Sequence[ActiveSequence]) -> None:
         """Try a call of the model again, for each of its sequences alone."""
@@ -195,6 +191,7 @@ class Generator:
     def _prefill(self) -> None:
         """Compute the next chunk of the first prompt."""
         slot, sequence = self._scheduler.next_prompt()
+        self._prefilled = [sequence]
         started_at, prompt = time.monotonic(), sequence.request.prompt
         conversation, slots = sequence.request.conversation, self._runner.slots
         start = self._runner.rewind_to_cut(slot, prompt)
@@ -237,8 +234,8 @@ class Generator:
         """Encode the sources of all sequences that were just given a slot."""
         started_at = time.monotonic()
         prefilling = self._one_apart(dict(self._scheduler.prefilling))
-        self._encoding = list(prefilling.values())
-        encoded = encode([sequence.request.source for sequence in self._encoding])
+        self._prefilled = list(prefilling.values())
+        encoded = encode([sequence.request.source for sequence in self._prefilled])
         self._runner.put_sources(list(prefilling), encoded)
         for slot, sequence in prefilling.items():
             sequence.prefill_s = time.monotonic() - started_at
