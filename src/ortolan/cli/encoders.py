@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -137,8 +138,8 @@ def classify_command(
     if top is None and labels is None and kind.scores == "softmax":
         top = 1
     if as_json:
-        facts = [_entity_facts(r) if has_entities else _label_facts(r, top) for r in results]
-        rows = [{"input": item, **own} for item, own in zip(items, facts, strict=True)]
+        facts = _entity_facts if has_entities else partial(_label_facts, top=top)
+        rows = [{"input": item, **facts(own)} for item, own in zip(items, results, strict=True)]
         print_json({"results": rows, "device": model.device})
         return
     for item, result in zip(items, results, strict=True):

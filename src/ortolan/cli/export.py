@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.help import LongCommand, section
@@ -255,6 +256,8 @@ def _report(
     """Print what was made: a table, or one JSON object."""
     import msgspec
 
+    from ortolan.runtime.bundle.parts import TEXT
+
     unverified, origin = manifest.unverified, manifest.provenance
     sizes = [file.size for file in manifest.files]
     total = sum(path.stat().st_size for path in out.iterdir()) if is_genai else sum(sizes)
@@ -271,13 +274,13 @@ def _report(
             }
         )
         return
-    kind = "folder" if is_genai else "bundle"
+    media, words = out / manifest.media_folder, manifest.features
     print_table(
         [
-            (kind, f"{out} ({size(total)}, {manifest.precision})"),
+            ("folder" if is_genai else "bundle", f"{out} ({size(total)}, {manifest.precision})"),
             ("weights", _weights(manifest)),
-            (manifest.media, _media(manifest, out)),
-            ("texts", _texts(manifest, out)),
+            (manifest.media, _encoder(media, words.words) if words else None),
+            ("texts", _encoder(out / TEXT) if manifest.texts else None),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
@@ -286,24 +289,9 @@ def _report(
     )
 
 
-def _media(manifest: Manifest, out: Path) -> str | None:
-    """Describe the encoder of what the decoder reads besides text, if there is one."""
-    features = manifest.features
-    return None if features is None else _encoder(out / manifest.media_folder, features.words)
-
-
-def _texts(manifest: Manifest, out: Path) -> str | None:
-    """Describe the encoder of texts that images are compared with, if there is one."""
-    from ortolan.runtime.bundle.parts import TEXT
-
-    return None if manifest.texts is None else _encoder(out / TEXT)
-
-
 def _encoder(folder: Path, *more: str) -> str:
     """Describe an encoder in a bundle: its input and its size."""
-    from ortolan.runtime.bundle.folder import open_bundle
-
-    part = open_bundle(folder).manifest
+    part = runtime.open_bundle(folder).manifest
     total = sum(file.size for file in part.files)
     return f"{', '.join((part.takes, *more))} ({size(total)})"
 

@@ -16,7 +16,7 @@ from ortolan import __version__
 from ortolan.cache import CacheError, Entry, cache_folder, entries, remove, remove_abandoned
 from ortolan.cli import options
 from ortolan.cli.output import aligned, print_json, print_table, size
-from ortolan.cuda_setup import Part, examine, installed_version
+from ortolan.cuda_setup import examine, installed_version
 from ortolan.distribution import is_runtime_only, pip_install
 
 EXTRAS = {
@@ -61,7 +61,11 @@ def doctor_command(as_json: bool) -> None:
         return
     print_table(facts.items())
     print("\nfor a bundle on CUDA")
-    print_table(_cuda_rows(cuda))
+    absent = {True: "missing, needed by some models", False: "missing"}
+    print_table(
+        (f"  {part.name}", part.found or f"{absent[part.is_optional]}. {part.remedy}")
+        for part in cuda
+    )
     print()
     print("\n".join(advice or ["Nothing is missing for the CPU."]))
 
@@ -114,15 +118,6 @@ def _devices() -> dict[str, str]:
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     answer = done.stdout.strip() or done.stderr.strip() or f"nvidia-smi exited {done.returncode}"
     return {**facts, "gpu": "; ".join(answer.splitlines())}
-
-
-def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    """The parts of CUDA, and how to get the missing ones, in the order to install them."""
-    rows = []
-    for part in parts:
-        absent = "missing, needed by some models" if part.is_optional else "missing"
-        rows.append((f"  {part.name}", part.found or f"{absent}. {part.remedy}"))
-    return rows
 
 
 def _advice(facts: dict[str, str]) -> list[str]:

@@ -234,13 +234,21 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
         from ortolan.export.source.names import fetched
         from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 
-    source, listing = Path(job.source), _listing(job)
-    if listing is not None:
+    source, name = Path(job.source), name_of(job.source)
+    if name is not None:
+        listing = list_files(name)  # by its branch, so that the cache of the Hub knows that later
+        if listing.commit != job.commit:
+            raise PreparationError(f"{job.model} has just changed. Run the command again.")
         check = partial(_check_template, job)
         source = fetched(listing, check=check, progress=partial(tell, "progress"))
     _check_template(job, open_checkpoint(source))
     model = open_exportable(source, tokenizer=None, max_context=None)
-    _check_kind(job, model.kind)
+    if model.kind not in job.kinds:
+        raise PreparationError(
+            f"{job.command} needs a model that writes text, and {job.model} is an {model.kind}. "
+            f"Make a bundle of it with `ortolan export {job.model} BUNDLE`, and see "
+            "`ortolan --help` for the commands that use it."
+        )
     keeps_codes = default_precision(model) != "fp32" and job.precision in ("int8", "int4")
 
     def progress(step: str, done: int, total: int, what: str = "") -> None:
@@ -265,17 +273,6 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
         raise
 
 
-def _listing(job: Job) -> Listing | None:
-    """The files of a name; by its branch, so that the cache of the Hub knows the branch later."""
-    name = name_of(job.source)
-    if name is None:
-        return None
-    listing = list_files(name)
-    if listing.commit != job.commit:
-        raise PreparationError(f"{job.model} has just changed. Run the command again.")
-    return listing
-
-
 def _check_template(job: Job, checkpoint: Checkpoint) -> None:
     """Refuse to chat with a checkpoint that has no chat template."""
     if job.command != "chat" or any(checkpoint.companion(name) for name in _TEMPLATES):
@@ -285,15 +282,6 @@ def _check_template(job: Job, checkpoint: Checkpoint) -> None:
         raise PreparationError(
             f"{job.model} has no chat template, so it cannot chat. Continue a text with "
             f"`ortolan run {job.model} TEXT`, or add its {_TEMPLATES[0]}."
-        )
-
-
-def _check_kind(job: Job, kind: str) -> None:
-    if kind not in job.kinds:
-        raise PreparationError(
-            f"{job.command} needs a model that writes text, and {job.model} is an {kind}. Make a "
-            f"bundle of it with `ortolan export {job.model} BUNDLE`, and see `ortolan --help` for "
-            "the commands that use it."
         )
 
 
