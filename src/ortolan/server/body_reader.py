@@ -34,42 +34,29 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
 _CHANGED = frozenset({float, list, dict})
 """Types of values to look into; others, such as token ids, stay."""
 
-_OFF: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            *("disable_additional_properties", "disable_any_whitespace", "disable_fallback"),
-            *("echo", "include_stop_str_in_output", "json_object", "late_chunking", "no_stop_trim"),
-            *("post_sampling_probs", "raw_scores", "return_hidden_states", "return_progress"),
-            *("return_token_ids", "return_tokens_as_token_ids", "store", "timings_per_token"),
-            "use_beam_search",
-        ),
-        (False,),
-    ),
-    **dict.fromkeys(
-        (
-            *("add_generation_prompt", "add_special_tokens", "detokenize", "include_reasoning"),
-            *("separate_reasoning", "skip_special_tokens", "spaces_between_special_tokens"),
-            "stream_reasoning",
-        ),
-        (True,),
-    ),
-    **dict.fromkeys(
-        (
-            *("dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "min_new_tokens"),
-            *("mirostat", "n_probs", "top_a", "xtc_probability"),
-        ),
-        (0,),
-    ),
-    **dict.fromkeys(
-        ("best_of", "length_penalty", "repeat_penalty", "tfs_z", "typ_p", "typical_p"), (1,)
-    ),
-    **dict.fromkeys(("bad_words", "functions", "logits_processors"), ([],)),
-    "chat_template_content_format": ("auto",),
-    "embed_dtype": ("float32",),
-    "endianness": ("native",),
-    "function_call": ("none", "auto"),
-    "grammar": ("",),
-    "response_format": ({"type": "text"},),
+_OFF: dict[str, list[Any]] = {
+    name: values
+    for names, *values in (
+        ("disable_additional_properties disable_any_whitespace disable_fallback echo", False),
+        ("include_stop_str_in_output json_object late_chunking no_stop_trim", False),
+        ("post_sampling_probs raw_scores return_hidden_states return_progress", False),
+        ("return_token_ids return_tokens_as_token_ids store timings_per_token", False),
+        ("use_beam_search", False),
+        ("add_generation_prompt add_special_tokens detokenize include_reasoning", True),
+        ("separate_reasoning skip_special_tokens spaces_between_special_tokens", True),
+        ("stream_reasoning", True),
+        ("dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_new_tokens mirostat", 0),
+        ("n_probs top_a xtc_probability", 0),
+        ("best_of length_penalty repeat_penalty tfs_z typ_p typical_p", 1),
+        ("bad_words functions logits_processors", []),
+        ("chat_template_content_format", "auto"),
+        ("embed_dtype", "float32"),
+        ("endianness", "native"),
+        ("function_call", "none", "auto"),
+        ("grammar", ""),
+        ("response_format", {"type": "text"}),
+    )
+    for name in names.split()
 }
 """Values of unsupported options that turn them off, as in vLLM, SGLang and llama.cpp."""
 

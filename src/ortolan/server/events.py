@@ -4,7 +4,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -30,14 +30,22 @@ class EventStream(StreamingResponse, Generic[E]):
     """A response of events of a structure, with comments while there are none.
 
     It starts with the first event or comment, so that earlier errors have their own status.
+
+    Args:
+        events: encoded.
+        failed: returns the last events after an error.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], last: bytes = DONE) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        failed: Callable[[ApiError], bytes] = lambda error: event(error_body(error)),
+    ) -> None:
         super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.has_started = self.is_complete = False
-        self._last = last
+        self._failed = failed
         self._is_quiet = True
 
     async def stream_response(self, send: Send) -> None:
@@ -47,14 +55,14 @@ class EventStream(StreamingResponse, Generic[E]):
             async for data in self.body_iterator:
                 self._is_quiet = False
                 await self._send(data, send)
-            await self._send(self._last, send, is_last=True)
+            await self._send(DONE, send, is_last=True)
             self.is_complete = True
         finally:
             comments.cancel()
 
     async def fail(self, error: ApiError, send: Send) -> None:
-        """Send an error as the last event."""
-        await self._send(event(error_body(error)), send, is_last=True)
+        """End with an error."""
+        await self._send(self._failed(error), send, is_last=True)
 
     async def _keep_alive(self, send: Send) -> None:
         """One task for all events: a timeout for each would cost as much as the event."""

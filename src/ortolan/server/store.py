@@ -12,9 +12,6 @@ class Store:
         self._entries: OrderedDict[str, bytes] = OrderedDict()  # least recently used first
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: str) -> bytes | None:
         """Return an entry, or `None` if there is none."""
         if key in self._entries:

@@ -5,7 +5,8 @@ Source: https://platform.openai.com/docs/api-reference/embeddings
 
 import asyncio
 import base64
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -70,8 +71,9 @@ async def create(call: Call, body: EmbeddingsBody) -> Embeddings:
             f"{body.dimensions}).",
             param="dimensions",
         )
-    vectors_NW, tokens = await embedded(
-        call, served, listed(body.input), body.prompt_name, truncate=bool(body.truncate)
+    options = {"prompt": body.prompt_name, "truncate": bool(body.truncate)}
+    vectors_NW, tokens = await call.encoded(
+        partial(served.service.embed, listed(body.input), **options)
     )
     return Embeddings(
         model=served.name,
@@ -92,19 +94,11 @@ def expect_texts(served: ServedModel, *, what: str) -> TextSource:
     return source
 
 
-async def embedded(
-    call: Call, served: ServedModel, inputs: list[Any], prompt: str | None, *, truncate: bool
-) -> tuple[NDArray[np.float32], int]:
-    """Return the vectors of inputs, float32 `(inputs, width)`, and the number of tokens."""
-    return await call.encoded(
-        lambda: served.service.embed(inputs, prompt=prompt, truncate=truncate)
-    )
-
-
 def _encoded(vectors_NW: NDArray[np.float32], form: str | None) -> list[Embedding]:
-    if form == "base64":
-        return [
-            Embedding(index=index, embedding=base64.b64encode(row.astype("<f4").tobytes()).decode())
-            for index, row in enumerate(vectors_NW)
-        ]
-    return [Embedding(index=index, embedding=row.tolist()) for index, row in enumerate(vectors_NW)]
+    def encoded(row_W: NDArray[np.float32]) -> list[float] | str:
+        if form == "base64":
+            return base64.b64encode(row_W.astype("<f4").tobytes()).decode()
+        numbers: list[float] = row_W.tolist()
+        return numbers
+
+    return [Embedding(index=n, embedding=encoded(row_W)) for n, row_W in enumerate(vectors_NW)]

@@ -6,6 +6,7 @@ them apart, and the score is the cosine of their angle. The answer says which.
 Source: https://jina.ai/reranker
 """
 
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import Classification
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.server.api.bodies import Body
-from ortolan.server.api.embeddings import InputUsage, embedded, expect_texts
+from ortolan.server.api.embeddings import InputUsage, expect_texts
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel
@@ -102,7 +103,9 @@ async def _cosines(
     async def units(inputs: list[str], *names: str) -> tuple[NDArray[np.float32], int]:
         """Vectors of length 1, with the first of these prompts that the model has."""
         prompt = next((name for name in names if name in source.prompts), None)
-        rows_NW, tokens = await embedded(call, served, inputs, prompt, truncate=bool(body.truncate))
+        options = {"prompt": prompt, "truncate": bool(body.truncate)}
+        rows_NW: NDArray[np.float32]
+        rows_NW, tokens = await call.encoded(partial(served.service.embed, inputs, **options))
         lengths_N1 = np.linalg.norm(rows_NW, axis=1, keepdims=True)
         return rows_NW / np.maximum(lengths_N1, np.finfo(np.float32).tiny), tokens
 
@@ -124,7 +127,6 @@ async def _paired(
         )
     pairs = [(body.query, text) for text in texts]
     classified: list[Classification]
-    classified, tokens = await call.encoded(
-        lambda: served.service.classify(pairs, truncate=bool(body.truncate))
-    )
+    classify = partial(served.service.classify, pairs, truncate=bool(body.truncate))
+    classified, tokens = await call.encoded(classify)
     return [float(each.score) for each in classified], tokens

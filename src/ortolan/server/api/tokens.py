@@ -92,7 +92,7 @@ async def detokenize(call: Call, body: DetokenizeBody) -> Content:
 
 
 async def tokenizer_info(call: Call) -> dict[str, Any]:
-    """Describe the tokenizer of the first model, or of the one in the query, `?model=NAME`."""
+    """Describe the tokenizer of the only model, or of the one in the query, `?model=NAME`."""
     served = await call.model(call.query.get("model"))
     tokenizer, manifest = _tokenizer(served), served.model.manifest
 

@@ -1,8 +1,6 @@
 """The handlers: create, return and delete responses."""
 
-import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
@@ -20,10 +18,8 @@ from ortolan.server.api.responses.body import (
 )
 from ortolan.server.api.responses.items import Item, Part, messages_of
 from ortolan.server.call import Call
-from ortolan.server.errors import ApiError, api_error
-from ortolan.server.events import EventStream, event
-
-log = logging.getLogger("ortolan.server")
+from ortolan.server.errors import ApiError
+from ortolan.server.events import DONE, EventStream, event
 
 
 class Stored(msgspec.Struct, kw_only=True):
@@ -78,7 +74,10 @@ async def create(call: Call, body: ResponseBody) -> Response | EventStream[Event
     response = _response(body, served.name, ticket.work.request.sampling)
     answer = Answer(response, served.model.tokenizer, at_end=finish)
     if body.stream:
-        return EventStream(_stream(answer, pieces))
+        return EventStream(
+            (event(each, name=each.type) async for each in answer.events(pieces)),
+            lambda error: b"".join(event(e, name=e.type) for e in answer.failed(error)) + DONE,
+        )
     async for _ in answer.events(pieces):
         pass
     return response
@@ -164,15 +163,3 @@ def _stored(call: Call, response: str, *, field: str | None = None) -> Stored:
             status=404 if field is None else 400,
         )
     return msgspec.json.decode(data, type=Stored)
-
-
-async def _stream(answer: Answer, pieces: ReplyPieces) -> AsyncIterator[bytes]:
-    try:
-        async for each in answer.events(pieces):
-            yield event(each, name=each.type)
-    except Exception as error:
-        failure = api_error(error)
-        if failure.code == "bug":
-            log.exception("bug while answering /v1/responses")
-        for each in answer.failed(failure):
-            yield event(each, name=each.type)
