@@ -50,13 +50,13 @@ class Sources:
             held = Encoded(lengths=np.ones(self._count, np.int32), states=empty)
         states = []
         for state, values, new in zip(self._states, held.states, encoded.states, strict=True):
-            if not _has_room(values, new, self._count):
-                values = _enlarged(values, new, self._count)
+            held_states = _with_room(values, new, self._count)
             axis = state.shape.index("source")
             for index, slot in enumerate(slots):
-                values[slot] = 0
-                values[slot][along(state, "source", slice(0, new.shape[axis]))[1:]] = new[index]
-            states.append(values)
+                held_states[slot] = 0
+                part = along(state, "source", slice(0, new.shape[axis]))[1:]
+                held_states[slot][part] = new[index]
+            states.append(held_states)
         held.lengths[list(slots)] = encoded.lengths
         self._held = Encoded(lengths=held.lengths, states=tuple(states))
 
@@ -73,15 +73,11 @@ class Sources:
                 values[to] = values[slot]
 
 
-def _has_room(values: NDArray[Any], new: NDArray[Any], count: int) -> bool:
-    return len(values) == count and all(
-        has >= needed for has, needed in zip(values.shape[1:], new.shape[1:], strict=True)
-    )
-
-
-def _enlarged(values: NDArray[Any], new: NDArray[Any], count: int) -> NDArray[Any]:
-    """A copy of some sources with room for `count` sources as long as the new ones."""
-    pairs = zip(values.shape[1:], new.shape[1:], strict=True)
-    larger: NDArray[Any] = np.zeros((count, *(max(pair) for pair in pairs)), new.dtype)
+def _with_room(values: NDArray[Any], new: NDArray[Any], count: int) -> NDArray[Any]:
+    """Some sources, or a copy of them with room for `count` sources as long as the new ones."""
+    shape = (count, *map(max, values.shape[1:], new.shape[1:]))
+    if values.shape == shape:
+        return values
+    larger: NDArray[Any] = np.zeros(shape, new.dtype)
     larger[tuple(slice(0, size) for size in values.shape)] = values
     return larger

@@ -27,7 +27,9 @@ SMALL_BYTES = 10_000_000
 
 def chosen_threads(threads: int | None, manifest: Manifest) -> int:
     """Return `threads` or the default for this bundle."""
-    return 1 if threads is None and is_small_translator(manifest) else checked_threads(threads)
+    if threads is not None:
+        return checked_count("threads", threads, most=MAX_THREADS)
+    return 1 if is_small_translator(manifest) else physical_cores()
 
 
 def step_threads(threads: int, manifest: Manifest) -> int:
@@ -39,13 +41,6 @@ def is_small_translator(manifest: Manifest) -> bool:
     """Whether this is an encoder-decoder with steps too short for a second thread."""
     weights = sum(file.size for file in manifest.files if file.name in manifest.weights)
     return manifest.model_kind.reads_source and weights <= SMALL_BYTES
-
-
-def checked_threads(threads: int | None) -> int:
-    """Return `threads`, or the number of physical cores."""
-    if threads is None:
-        return physical_cores()
-    return checked_count("threads", threads, most=MAX_THREADS)
 
 
 def physical_cores(root: Path = Path("/")) -> int:

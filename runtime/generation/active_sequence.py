@@ -146,7 +146,7 @@ class ActiveSequence(ABC):
             new_tokens=new_tokens,
             prefill_s=self.prefill_s,
             decode_s=decode_s,
-            time_to_first_token_s=self._first_at - self._started_at,
+            time_to_first_token_s=self.first_token_s,
             tokens_per_second=_rate(new_tokens - 1, decode_s),
             prefill_tokens_per_second=_rate(prompt_tokens - self.cached_tokens, self.prefill_s),
             cached_tokens=self.cached_tokens,
