@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -52,22 +52,15 @@ def cases(
     prompts: Iterable[int], news: Iterable[int], depths: Iterable[int] = (0,)
 ) -> tuple[Case, ...]:
     """Combine every prompt length and number of new tokens with every depth; 0 means none."""
-    kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
-    kinds = (("pp", tuple(prompts)), ("tg", tuple(news)))
-    combined = (
-        Case(kind=kind, tokens=count, depth=depth)
-        for depth in depths
-        for kind, counts in kinds
-        for count in counts
-        if count != 0
-    )
+    at_once = [Case(kind="pp", tokens=count) for count in prompts if count]
+    singly = [Case(kind="tg", tokens=count) for count in news if count]
+    combined = [replace(case, depth=depth) for depth in depths for case in (*at_once, *singly)]
     return tuple(dict.fromkeys(combined))
 
 
 def check_context(chosen: Iterable[Case], context: int) -> None:
     """Check that the cases fit into the context of a model."""
-    flags: dict[str, str] = {}
-    longest: Case | None = None
+    too_long = []
     for case in chosen:
         if case.tokens < 1 or case.depth < 0:
             raise InputError(
@@ -75,12 +68,13 @@ def check_context(chosen: Iterable[Case], context: int) -> None:
                 f"at {case.depth})."
             )
         if case.end > context:
-            flags[case.kind] = {"pp": "-p", "tg": "-n"}[case.kind]
-            longest = case if longest is None or case.end > longest.end else longest
-    if longest is None:
+            too_long.append(case)
+    if not too_long:
         return
-    room = context - max(longest.depth, 0)
-    options = " ".join(f"{flag} {room}" for flag in flags.values())
+    longest = max(too_long, key=lambda case: case.end)
+    room = context - longest.depth
+    flags = dict.fromkeys("-p" if case.kind == "pp" else "-n" for case in too_long)
+    options = " ".join(f"{flag} {room}" for flag in flags)
     raise ContextLengthError(
         f"{longest.name} exceeds the context of {context} tokens, got {longest.end}. "
         + (f"Choose at most {options}." if room > 0 else f"Choose a depth below {context}.")

@@ -55,7 +55,9 @@ def model_card(
     if folders is None:
         folders = [bundle.path.resolve().name for bundle in bundles]
     first = bundles[0].manifest
-    base_model = base_model or _repository(first)
+    origin = first.provenance.repository
+    if base_model is None and isinstance(origin, str):
+        base_model = origin.partition("@")[0]
     sources = {bundle.manifest.provenance.source_sha256 for bundle in bundles}
     if len(sources) > 1:
         raise InputError(
@@ -65,11 +67,14 @@ def model_card(
         raise InputError(
             f"Folders in a repository need different names (got {', '.join(folders)}). Rename one."
         )
+    of = "" if base_model is None else f" of `{_plain(base_model)}`"
     name = (base_model or first.provenance.model_type).rpartition("/")[2]
     parts = [
         _metadata(bundles, base_model, license_id),
         f"# {_plain(name)} for Ortolan",
-        _purpose(first, base_model),
+        f"ONNX bundles{of} (`{_plain(first.provenance.model_type)}`). They run on onnxruntime, "
+        f"without PyTorch. Context: {first.context_length:,} tokens; vocabulary: "
+        f"{first.vocab_size:,}.",
         _table([_row(bundle, folder) for bundle, folder in zip(bundles, folders, strict=True)]),
         "Quality compares the logits or vectors of a bundle with those of the trained model. "
         "Device says whether the machine of the export computed what was exported. Both are "
@@ -111,37 +116,20 @@ def _task(manifest: Manifest) -> str:
     return of_images if medium == "images" or manifest.images else of_text
 
 
-def _purpose(manifest: Manifest, base_model: str | None) -> str:
-    of = "" if base_model is None else f" of `{_plain(base_model)}`"
-    return (
-        f"ONNX bundles{of} (`{_plain(manifest.provenance.model_type)}`). They run on onnxruntime, "
-        f"without PyTorch. Context: {manifest.context_length:,} tokens; vocabulary: "
-        f"{manifest.vocab_size:,}."
-    )
-
-
 def _row(bundle: Bundle, folder: str) -> tuple[str, ...]:
     manifest = bundle.manifest
-    total = sum(file.size for file in manifest.files)
-    measured = None
-    if manifest.certificate is not None:
-        measured = read_certificate(bundle).measured
+    size = f"{sum(file.size for file in manifest.files) / 1e6:,.1f}"
     quality = manifest.quality.summary if manifest.quality else "not measured"
+    measured = None if manifest.certificate is None else read_certificate(bundle).measured
     device = measured.device_summary if measured else manifest.unverified or "not measured"
     precision = f"{manifest.precision} on {', '.join(manifest.devices)}"
-    return f"`{folder or '.'}`", precision, f"{total / 1e6:,.1f}", quality, device
+    return f"`{folder or '.'}`", precision, size, quality, device
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
     header = ("folder", "precision", "MB", "quality", "device")
     lines = [header, ("---", "---", "---:", "---", "---"), *rows]
     return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
-
-
-def _repository(manifest: Manifest) -> str | None:
-    """`org/name` of the checkpoint, if it is known."""
-    origin = manifest.provenance.repository
-    return origin.partition("@")[0] if isinstance(origin, str) else None
 
 
 def use_of(manifest: Manifest, model: str) -> str | None:
@@ -155,16 +143,11 @@ def use_of(manifest: Manifest, model: str) -> str | None:
 
 
 def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
-    model = folder
-    lines = ['pip install "ortolan-runtime"']
+    model, extra = folder, ""
     if repository is not None:
-        model = f"{repository}:{folder}".rstrip(":")
-        lines = ['pip install "ortolan-runtime[hub]"']
-    lines.append(f"ortolan verify {model}")
-    if use := use_of(manifest, model):
-        lines.append(use)
-    body = "\n".join(lines)
-    return f"```sh\n{body}\n```"
+        model, extra = f"{repository}:{folder}".rstrip(":"), "[hub]"
+    lines = [f'pip install "ortolan-runtime{extra}"', f"ortolan verify {model}"]
+    return "\n".join(["```sh", *lines, *filter(None, [use_of(manifest, model)]), "```"])
 
 
 def _origin(bundles: Sequence[Bundle], folders: Sequence[str]) -> Iterator[str]:
@@ -175,12 +158,11 @@ def _origin(bundles: Sequence[Bundle], folders: Sequence[str]) -> Iterator[str]:
     yield f"exported with {_plain(versions)}"
     for bundle, folder in zip(bundles, folders, strict=True):
         what = f"`{folder}` " if folder else ""
-        data = bundle.manifest.provenance.calibrated_on
-        if data is not None:
-            yield f"{what}calibrated on {_plain(data)}"
-        if bundle.manifest.provenance.left_out:
-            left_out = ", ".join(bundle.manifest.provenance.left_out)
-            yield f"{what}leaves out {_plain(left_out)}"
+        own = bundle.manifest.provenance
+        if own.calibrated_on is not None:
+            yield f"{what}calibrated on {_plain(own.calibrated_on)}"
+        if own.left_out:
+            yield f"{what}leaves out {_plain(', '.join(own.left_out))}"
 
 
 def _plain(text: str) -> str:
