@@ -34,7 +34,7 @@ from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.input_reader import ReadInput, has_parts
 from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_prompt
-from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.limits import MAX_SEED, MAX_STOP_TOKENS
 
 if TYPE_CHECKING:
@@ -134,26 +134,26 @@ class RequestReader:
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], tuple[Picture, ...]]:
         """Ids of a prompt, and the images or sounds that it holds."""
-        vocab_size = self._manifest.vocab_size
+        manifest, tokenizer = self._manifest, self._tokenizer
         if isinstance(prompt, list | tuple) and has_parts(prompt):
-            prompt = read_prompt(cast("Sequence[Part]", prompt), self._tokenizer, self._manifest)
+            prompt = read_prompt(cast("Sequence[Part]", prompt), tokenizer, manifest)
         if isinstance(prompt, MediaPrompt):
             return self._placed(prompt)
-        ids = read_ids(
-            prompt,
-            self._tokenizer,
-            vocab_size=vocab_size,
-            what="prompt",
-            max_tokens=self._manifest.context_length,
-        )
+        if not isinstance(prompt, str):
+            ids = checked_ids(prompt, vocab_size=manifest.vocab_size, what="prompt")
+        elif tokenizer is None:
+            raise no_tokenizer("prompt")
+        else:
+            tokenizer.check_length(prompt, manifest.context_length)
+            ids = tokenizer.encode(prompt)
         if ids:
             return ids, ()
-        if self._manifest.tokens.bos is None:
+        if manifest.tokens.bos is None:
             raise InputError(
                 "The prompt is empty, and this model has no BOS token to start from. "
                 "Pass at least one token."
             )
-        return [self._manifest.tokens.bos], ()
+        return [manifest.tokens.bos], ()
 
     def _placed(self, prompt: MediaPrompt) -> tuple[list[int], tuple[Picture, ...]]:
         """Ids of a prompt with those of its vectors, and its images or sounds."""

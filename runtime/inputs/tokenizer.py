@@ -442,14 +442,11 @@ def read_ids(
     what: str,
     fewest: int = 0,
     most: int | None = None,
-    max_tokens: int | None = None,
 ) -> list[int]:
     """Return the ids of a text, or checked ids."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise no_tokenizer(what)
-        if max_tokens is not None:
-            tokenizer.check_length(prompt, max_tokens)
         prompt = tokenizer.encode(prompt)
     return checked_ids(prompt, vocab_size=vocab_size, what=what, fewest=fewest, most=most)
 
