@@ -18,7 +18,7 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.interface import inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.source import TYPES
+from ortolan.runtime.bundle.source import TYPES, Problems
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import (
@@ -124,10 +124,11 @@ def decode_certificate(
         document = msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(f"{JSON_NAME} of schema {SCHEMA}", str(error)[:300]) from error
-    _check_document(document, manifest)
-    expected = _expected_arrays(document, manifest)
-    if document.arrays != listed(expected):
-        raise damaged(f"the arrays {', '.join(expected)}", "others")
+    for expected, got in _problems(document, manifest):
+        raise damaged(expected, got)
+    shapes = _expected_arrays(document, manifest)
+    if document.arrays != listed(shapes):
+        raise damaged(f"the arrays {', '.join(shapes)}", "others")
     arrays = unpack(read_arrays(), document.arrays)
     _check_values(arrays, manifest)
     lengths = [probe.length for probe in document.probes]
@@ -206,11 +207,11 @@ def _expected_arrays(document: Document, manifest: Manifest) -> Shapes:
     return expected
 
 
-def _check_document(document: Document, manifest: Manifest) -> None:
-    """Check that outputs and probes fit the bundle."""
-    source, lengths = manifest.source, [probe.length for probe in document.probes]
-    are_logits = manifest.output_kind.are_logits
-    wanted = ("top_k", "mean_kl") if are_logits else ("width", "mean_cosine")
+def _problems(document: Document, manifest: Manifest) -> Problems:
+    """What of outputs and probes does not fit the bundle."""
+    source, probes, output = manifest.source, document.probes, manifest.output
+    lengths = [probe.length for probe in probes]
+    wanted = ("top_k", "mean_kl") if manifest.output_kind.are_logits else ("width", "mean_cosine")
     values = {
         "top_k": document.top_k,
         "width": document.width,
@@ -219,26 +220,23 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     }
     present = tuple(name for name, value in values.items() if value is not None)
     if present != wanted:
-        raise damaged(" and ".join(wanted), " and ".join(present) or "neither")
-    if manifest.output is not None and document.width not in (None, manifest.output.size):
-        raise damaged(f"vectors of width {manifest.output.size}", f"{document.width}")
+        yield " and ".join(wanted), " and ".join(present) or "neither"
+    if output is not None and document.width not in (None, output.size):
+        yield f"vectors of width {output.size}", f"{document.width}"
     if isinstance(source, PatchSource):
         sizes = [picture_size(source, number) for number in range(len(lengths))]
         if lengths != (expected := [source.length(*size) for size in sizes]):
-            raise damaged(f"images of {expected} vectors", "others")
-    longest = None
-    if source is not None and manifest.model_kind.reads_source and not source.is_fixed:
-        longest = source.most_vectors
-    has_source = longest is not None
-    if any((probe.source is not None) != has_source for probe in document.probes):
-        raise damaged(
-            "a source length for each probe" if has_source else "no source lengths", "others"
-        )
+            yield f"images of {expected} vectors", "others"
     if max(lengths) > manifest.context_length:
-        raise damaged(f"probes within the context of {manifest.context_length}", f"{max(lengths)}")
-    most = max(probe.source or 0 for probe in document.probes)
-    if longest is not None and most > longest:
-        raise damaged(f"sources of at most {longest} tokens or vectors", f"{most}")
+        yield f"probes within the context of {manifest.context_length}", f"{max(lengths)}"
+    most = None
+    if source is not None and manifest.model_kind.reads_source and not source.is_fixed:
+        most = source.most_vectors
+    if any((probe.source is None) != (most is None) for probe in probes):
+        yield "a source length for each probe" if most else "no source lengths", "others"
+    longest = max(probe.source or 0 for probe in probes)
+    if most is not None and longest > most:
+        yield f"sources of at most {most} tokens or vectors", f"{longest}"
 
 
 def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:

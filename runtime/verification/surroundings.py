@@ -124,28 +124,18 @@ class Meanings(NamedTuple):
     source: Source | None
     output: Output | None
     features: Features | None
-    hidden: HiddenStates | None
+    hidden_states: HiddenStates | None
     speech: Speech | None
     dictation: Dictation | None
-    comparison: Comparison | None
+    texts: Comparison | None
     windows: Mapping[str, int]
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Return those of a manifest."""
-        return cls(
-            context_length=manifest.context_length,
-            vocab_size=manifest.vocab_size,
-            tokens=manifest.tokens,
-            source=manifest.source,
-            output=manifest.output,
-            features=manifest.features,
-            hidden=manifest.hidden_states,
-            speech=manifest.speech,
-            dictation=manifest.dictation,
-            comparison=manifest.texts,
-            windows=windows_of(manifest.states),
-        )
+        *names, _windows = cls._fields
+        values = {name: getattr(manifest, name) for name in names}
+        return cls(**values, windows=windows_of(manifest.states))
 
     @property
     def sha256(self) -> str:

@@ -72,20 +72,13 @@ def is_verified(bundle: Bundle, *, onnxruntime: str) -> bool:
     now = stamps(bundle.path)
     if all(now.get(name) == stamp for name, stamp in record.files.items()):
         return True
-    if not _has_its_weights(bundle):
-        return False
-    remember(bundle, now, onnxruntime=onnxruntime)  # a copy, for example
-    return True
-
-
-def _has_its_weights(bundle: Bundle) -> bool:
-    """Whether the weights match; every other file was read when the bundle was opened."""
-    weights = [file for file in bundle.manifest.files if file.name in bundle.manifest.weights]
     try:
-        for file in weights:
-            check_file(bundle.path, file, is_read=True)
+        for file in bundle.manifest.files:
+            if file.name in bundle.manifest.weights:
+                check_file(bundle.path, file, is_read=True)
     except BundleError:
         return False
+    remember(bundle, now, onnxruntime=onnxruntime)  # a copy, for example
     return True
 
 
