@@ -1,6 +1,7 @@
 """`ortolan attention BUNDLE TEXT -o FILE.png`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -48,13 +49,10 @@ def attention_command(
     text: str,
     out: Path,
     target: str | None,
-    layers: tuple[int, ...] | None,
-    heads: tuple[int, ...] | None,
-    mean: bool,
-    kind: str | None,
     over_image: bool,
     threads: int | None,
     isolate: bool,
+    **choice: Any,
 ) -> None:
     """Draw what each token of TEXT attends to: a heat map per layer and head.
 
@@ -72,7 +70,7 @@ def attention_command(
         if over_image and not isinstance(source, ImageSource):
             raise click.UsageError("--over-image is for bundles that read images. Leave it out.")
         maps = attention_maps(model, text, target=target, threads=threads)
-        panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
+        panels = choose(maps, **choice)
         steps("draw", 0, len(panels))
         if over_image and isinstance(source, ImageSource):
             draw_over(text, source, gazes(panels, source), out)

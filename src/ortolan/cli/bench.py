@@ -9,6 +9,7 @@ import click
 
 from ortolan import runtime
 from ortolan.cli import options
+from ortolan.cli.help import Decorator
 from ortolan.cli.opening import bundle_of
 from ortolan.cli.output import aligned, print_json, print_table, size
 from ortolan.cli.progress import progress
@@ -18,38 +19,24 @@ if TYPE_CHECKING:
 
 COLUMNS = ("test", "tok/s", "±", "median")
 
-_Length = click.IntRange(min=0)
+
+def _lengths(flag: str, name: str, default: int, text: str) -> Decorator:
+    return click.option(
+        flag,
+        name,
+        type=click.IntRange(min=0),
+        multiple=True,
+        default=(default,),
+        show_default=True,
+        help=text,
+    )
 
 
 @click.command()
 @options.bundle
-@click.option(
-    "-p",
-    "prompts",
-    type=_Length,
-    multiple=True,
-    default=(512,),
-    show_default=True,
-    help="Prompt length to measure (pp); repeatable; 0 for none.",
-)
-@click.option(
-    "-n",
-    "news",
-    type=_Length,
-    multiple=True,
-    default=(128,),
-    show_default=True,
-    help="Number of tokens to generate (tg); repeatable; 0 for none.",
-)
-@click.option(
-    "-d",
-    "depths",
-    type=_Length,
-    multiple=True,
-    default=(0,),
-    show_default=True,
-    help="Tokens already in the KV cache; repeatable.",
-)
+@_lengths("-p", "prompts", 512, "Prompt length to measure (pp); repeatable; 0 for none.")
+@_lengths("-n", "news", 128, "Number of tokens to generate (tg); repeatable; 0 for none.")
+@_lengths("-d", "depths", 0, "Tokens already in the KV cache; repeatable.")
 @click.option(
     "-r",
     "repetitions",

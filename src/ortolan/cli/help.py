@@ -1,11 +1,12 @@
 """Commands with many options: `--help` shows the main ones, `--help-all` shows every section."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class LongCommand(click.Command):
@@ -50,13 +51,9 @@ def option_sections(command: click.Command, ctx: click.Context) -> dict[str, lis
     return sections
 
 
-def section(name: str) -> Callable[..., Callable[[F], F]]:
+def section(name: str) -> Callable[..., Decorator]:
     """Return a `click.option` whose options are shown in this section of `--help-all`."""
-
-    def option(*names: str, **settings: Any) -> Callable[[F], F]:
-        return click.option(*names, cls=_SectionOption, section=name, **settings)
-
-    return option
+    return partial(click.option, cls=_SectionOption, section=name)
 
 
 class _SectionOption(click.Option):

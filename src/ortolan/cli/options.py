@@ -11,9 +11,7 @@ from typing import Any
 import click
 
 from ortolan import runtime
-from ortolan.cli.help import section
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+from ortolan.cli.help import Decorator, section
 
 path = click.Path(path_type=Path)
 

@@ -49,7 +49,7 @@ def publish_command(
 
     Needs a token that may write: `hf auth login`, or HF_TOKEN.
     """
-    from ortolan.hub.client import hide_bars
+    from ortolan.hub.client import library
     from ortolan.hub.upload import upload
     from ortolan.runtime.inspect.card import model_card, use_of
 
@@ -72,7 +72,7 @@ def publish_command(
             contents[CARD] = text.encode()
         steps("upload", 0, 1)
         if as_json or not sys.stderr.isatty():
-            hide_bars(name)
+            library(name).utils.disable_progress_bars()
         else:
             steps.close()  # bars of the library take its place
         # a bundle at the root would hide those in folders

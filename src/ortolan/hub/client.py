@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -69,21 +69,14 @@ def library(name: object) -> ModuleType:
     return huggingface_hub
 
 
-def hide_bars(name: object) -> None:
-    """Draw no progress bars in this process."""
-    library(name).utils.disable_progress_bars()
-
-
 def list_files(name: Name) -> Listing:
     """List the files of a repository; those of the cache if the Hub cannot be reached."""
     hub = library(name)
     if hub.constants.HF_HUB_OFFLINE:
         return _cached(name, "HF_HUB_OFFLINE is set")
     if name.revision is not None and _COMMIT.fullmatch(name.revision):
-        try:  # a commit never changes
+        with suppress(HubError):  # a commit never changes
             return _cached(name, "")
-        except HubError:
-            pass
     api = hub.HfApi()
     try:
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
@@ -229,9 +222,9 @@ def _check_disk(cache: Path, needed: int, name: Name) -> None:
 def _outage(error: Exception) -> str | None:
     """What keeps the Hub from answering; `None` if it has answered."""
     response = getattr(error, "response", None)
-    status = None if response is None else response.status_code
-    if status is None:
+    if response is None:
         return f"the Hub cannot be reached ({type(error).__name__})"
+    status = response.status_code
     return f"the Hub is out of order ({status})" if status >= 500 else None
 
 
