@@ -11,30 +11,28 @@ Does nothing on other systems, before Linux 6.1, or if the administrator chose `
 import ctypes
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from ortolan.runtime.machine.control_groups import read_small
+
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64, and on arm64 with 4 KiB pages."""
 
 _MADV_COLLAPSE = 25
 _IN_USE = 0.95  # a huge page with more holes than this would take more memory
-_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAPPINGS = Path("/proc/self/maps")
 _LOWEST_PRIORITY = 19
 
 
-def huge_page_mode() -> str | None:
-    """Return the system's mode, `always`, `madvise` or `never`; `None` without huge pages."""
-    try:
-        modes = _MODE.read_text(encoding="ascii")
-    except OSError:
-        return None
-    return modes.partition("[")[2].partition("]")[0] or None
+def is_allowed() -> bool:
+    """Whether the system lets this process use huge pages."""
+    modes = read_small(_MODES)  # such as `always [madvise] never`
+    return "[always]" in modes or "[madvise]" in modes
 
 
 def pages_in_use() -> set[int]:
@@ -77,7 +75,7 @@ def collapse(pages: Iterable[int]) -> None:
 
 def collapse_later(before: set[int]) -> threading.Thread | None:
     """Collapse the pages that came into use since `before`, in a thread of lowest priority."""
-    if sys.platform != "linux" or huge_page_mode() not in ("always", "madvise"):
+    if not is_allowed():
         return None
     new = pages_in_use() - before
     if not new:

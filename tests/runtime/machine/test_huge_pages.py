@@ -53,7 +53,7 @@ def test_collapsing_keeps_the_content() -> None:
     mine = huge_pages_of(values)
     collapse([page for page in pages_in_use() if page in mine])
     assert (values == np.arange(values.size)).all()
-    if huge_pages.huge_page_mode() in ("always", "madvise") and kernel_collapses():
+    if huge_pages.is_allowed() and kernel_collapses():
         assert in_huge_pages() - before >= 4 * HUGE_PAGE
 
 
@@ -73,7 +73,7 @@ def test_collapsing_freed_memory_does_no_harm() -> None:
 
 @linux
 def test_only_newer_memory_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
+    monkeypatch.setattr(huge_pages, "is_allowed", lambda: True)
     collapsed: set[int] = set()
     monkeypatch.setattr(huge_pages, "collapse", collapsed.update)
     gc.collect()  # what other tests left could be freed in between, and its place taken
