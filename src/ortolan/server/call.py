@@ -1,10 +1,12 @@
 """`Call`: one request while it is answered."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import EncoderCall, Reply, Ticket
@@ -20,18 +22,13 @@ class Call(AsyncExitStack):
     """A request, and what it holds until its answer is sent: a model and tickets.
 
     Attributes:
-        path: parameters of the path.
-        query: parameters after the path.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """
 
-    def __init__(
-        self, path: Mapping[str, str], query: Mapping[str, str], models: Models, store: Store
-    ) -> None:
+    def __init__(self, request: Request, models: Models, store: Store) -> None:
         super().__init__()
-        self.path = path
-        self.query = query
+        self.request = request
         self.models = models
         self.store = store
         self.notes: dict[str, Any] = {}

@@ -90,7 +90,7 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        call = Call(request.path_params, request.query_params, self._models, self._store)
+        call = Call(request, self._models, self._store)
         request.state.call = call
         response: Response | None = None
         try:

@@ -15,10 +15,10 @@ from ortolan.server.api.bodies import (
     Limit,
     ResponseFormat,
     ToolChoice,
-    grammar_of,
 )
 from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
+from ortolan.server.api.options import grammar_of
 from ortolan.server.api.replies import ReplyPieces, submit_chat
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError

@@ -1,6 +1,7 @@
 """Answers of one or more choices, whole or as a stream of chunks, and their token counts."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
-from ortolan.server.api.bodies import ChoicesFields, ChunkOptions, new_id
+from ortolan.server.api.bodies import ChoicesFields, ChunkOptions
 from ortolan.server.call import Call
 from ortolan.server.events import EventStream, event
 from ortolan.server.models import ServedModel
@@ -52,6 +53,11 @@ class ChoicesAnswer(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[Any]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def new_id(prefix: str) -> str:
+    """A random identifier."""
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 T = TypeVar("T")

@@ -12,9 +12,10 @@ import msgspec
 from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.limits import MAX_SEED
-from ortolan.server.api.bodies import ChoicesFields, Inputs, grammar_of, listed, options_of
+from ortolan.server.api.bodies import ChoicesFields, Inputs, listed
 from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import TextLogprobs, TextLogprobsWriter
+from ortolan.server.api.options import grammar_of, options_of
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.events import EventStream

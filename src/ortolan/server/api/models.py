@@ -49,7 +49,7 @@ async def list_models(call: Call) -> ModelList:
 
 async def get_model(call: Call) -> ModelCard:
     """Describe one model."""
-    return _card(call, call.path["model"])
+    return _card(call, call.request.path_params["model"])
 
 
 def _card(call: Call, name: str) -> ModelCard:

@@ -6,7 +6,8 @@ from typing import Any
 
 from ortolan.runtime import Piece, Reply, Ticket
 from ortolan.runtime.chat.reply import reply_of
-from ortolan.server.api.bodies import SamplingFields, ToolChoice, options_of
+from ortolan.server.api.bodies import SamplingFields, ToolChoice
+from ortolan.server.api.options import options_of
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError
 from ortolan.server.models import ServedModel

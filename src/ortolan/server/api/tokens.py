@@ -93,7 +93,7 @@ async def detokenize(call: Call, body: DetokenizeBody) -> Content:
 
 async def tokenizer_info(call: Call) -> dict[str, Any]:
     """Describe the tokenizer of the only model, or of the one in the query, `?model=NAME`."""
-    served = await call.model(call.query.get("model"))
+    served = await call.model(call.request.query_params.get("model"))
     tokenizer, manifest = _tokenizer(served), served.model.manifest
 
     def text(token: int | None) -> str | None:

@@ -9,8 +9,8 @@ import msgspec
 
 from ortolan.runtime import Piece, Reply, Tokenizer, ToolCall
 from ortolan.runtime.generation.completion import Timings
-from ortolan.server.api.bodies import ToolChoice, new_id
-from ortolan.server.api.choices import PromptTokensDetails
+from ortolan.server.api.bodies import ToolChoice
+from ortolan.server.api.choices import PromptTokensDetails, new_id
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
 from ortolan.server.api.replies import ReplyPieces
 from ortolan.server.api.responses.body import ReasoningSettings, Tool

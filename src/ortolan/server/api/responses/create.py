@@ -7,7 +7,8 @@ import msgspec
 
 from ortolan.runtime import Sampling
 from ortolan.runtime.generation.completion import Timings
-from ortolan.server.api.bodies import grammar_of, new_id
+from ortolan.server.api.choices import new_id
+from ortolan.server.api.options import grammar_of
 from ortolan.server.api.replies import ReplyPieces, submit_chat
 from ortolan.server.api.responses.answer import Answer, Event, Response
 from ortolan.server.api.responses.body import (
@@ -122,12 +123,12 @@ _SETTINGS = (
 
 async def get_response(call: Call) -> Response:
     """Return a stored response."""
-    return _stored(call, call.path["response"]).response
+    return _stored(call, call.request.path_params["response"]).response
 
 
 async def list_input_items(call: Call) -> dict[str, Any]:
     """Return the items of a stored response that were its input, the last one first."""
-    stored = _stored(call, call.path["response"])
+    stored = _stored(call, call.request.path_params["response"])
     own = stored.items[: len(stored.items) - len(stored.response.output)]
     items = [_with_id(item, number) for number, item in enumerate(own)][::-1]
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
@@ -146,9 +147,9 @@ def _with_id(item: Item, number: int) -> dict[str, Any]:
 
 async def delete_response(call: Call) -> Deleted:
     """Delete a stored response."""
-    _stored(call, call.path["response"])
-    call.store.drop(call.path["response"])
-    return Deleted(id=call.path["response"])
+    _stored(call, call.request.path_params["response"])
+    call.store.drop(call.request.path_params["response"])
+    return Deleted(id=call.request.path_params["response"])
 
 
 def _stored(call: Call, response: str, *, field: str | None = None) -> Stored:
