@@ -10,12 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Piece, Reply, Tokenizer, ToolCall
-from ortolan.server.api.bodies import (
-    ChoicesFields,
-    Limit,
-    ResponseFormat,
-    ToolChoice,
-)
+from ortolan.server.api.bodies import ChoicesFields, Limit, ResponseFormat, ToolChoice
 from ortolan.server.api.choices import ChoicesAnswer, answer
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.options import grammar_of
