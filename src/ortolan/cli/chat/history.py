@@ -45,24 +45,17 @@ def add_to_history(path: Path, entry: str) -> None:
     than `MOST_BYTES` are skipped.
     """
     before = read_history(path)
-    newest = _line(entry)
-    if before[-1:] == [entry] or len(newest) > MOST_BYTES:
+    texts = [*before[1 - MOST_ENTRIES :], entry]
+    lines = [json.dumps(text).encode() + b"\n" for text in texts]
+    if before[-1:] == [entry] or len(lines[-1]) > MOST_BYTES:
         return
-    lines, size = [newest], len(newest)
-    for text in reversed(before[1 - MOST_ENTRIES :]):
-        size += len(_line(text))
-        if size > MOST_BYTES:
-            break
-        lines.append(_line(text))
+    while sum(map(len, lines)) > MOST_BYTES:
+        del lines[0]
     try:
         files.make_folders(path.parent, mode=0o700)
         with files.replaced(path, is_private=True, is_synced=False) as file:
-            file.write(b"".join(reversed(lines)))
+            file.write(b"".join(lines))
     except OSError as error:
         raise runtime.StateFileError(
             f"{path}: cannot write the chat history: {error}. Chat with --no-history."
         ) from error
-
-
-def _line(entry: str) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
