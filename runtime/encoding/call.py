@@ -44,6 +44,7 @@ class EncoderCall(Future[Any], Generic[R]):
         vectors = call.result()     # or: await call
 
     `cancel` ends it before the next batch. Leaving a `with` block cancels it if it is unfinished.
+    Callbacks run in the thread of the service, so they should be short, and wait for nothing.
 
     Attributes:
         items: its inputs.

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ortolan.runtime.arguments import checked_flag, checked_number, refuse_unknown
 from ortolan.runtime.bundle.manifest import Manifest, Speech, wrong_kind
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
@@ -72,12 +69,17 @@ class TranscribeOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Hearing:
-    """A sound and what was understood of it."""
+    """A sound and what was understood of it; `seconds` is the length of a whole one."""
 
     windows: Windows
     opening: Opening
+    seconds: float = 0.0
     segments: list[Segment] = field(default_factory=list)
     is_cancelled: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_cancelled or self.windows.is_done
 
 
 class Transcriber:
@@ -118,19 +120,26 @@ class Transcriber:
 
     def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
         """Transcribe whole sounds; see `Seq2Seq.transcribe`."""
-        samples = [self._samples(sound) for sound in sounds]
-        heard = [_Hearing(self._windows(samples_N), self._opening) for samples_N in samples]
-        while left := [
-            hearing for hearing in heard if not hearing.windows.is_done and not hearing.is_cancelled
-        ]:
-            self._listen(left)
+        heard = []
+        for sound in sounds:
+            samples_N = read_samples(sound, self._source, rate=self._rate)
+            seconds = len(samples_N) / self._source.rate
+            if self._speech and not self._times and len(samples_N) > self._source.samples:
+                raise InputError(
+                    f"timestamps=False is for sounds of at most {self._source.seconds:g} seconds "
+                    f"(got {seconds:.1f}). Leave it out, or split the sound."
+                )
+            heard.append(_Hearing(self._windows(samples_N), self._opening, seconds))
+        while left := [hearing for hearing in heard if not hearing.has_ended]:
+            for hearing, segments in zip(left, self._listen(left), strict=True):
+                hearing.segments += segments
         return [
             Transcript(
                 segments=tuple(hearing.segments),
-                seconds=len(samples_N) / self._source.rate,
+                seconds=hearing.seconds,
                 language=self._language(hearing),
             )
-            for hearing, samples_N in zip(heard, samples, strict=True)
+            for hearing in heard
         ]
 
     def live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
@@ -142,44 +151,19 @@ class Transcriber:
         return self._live(blocks)
 
     def _live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
-        recording = self._windows(None)
-        hearing = _Hearing(recording, self._opening)
+        hearing = _Hearing(self._windows(None), self._opening)
         for samples_N in read_blocks(blocks, self._source, rate=self._rate):
-            recording.extend(samples_N)
-            while recording.is_full and not hearing.is_cancelled:
-                yield from self._next(hearing)
-        while not recording.is_done and not hearing.is_cancelled:
-            yield from self._next(hearing)
+            hearing.windows.extend(samples_N)
+            while hearing.windows.is_full and not hearing.is_cancelled:
+                yield from self._listen([hearing])[0]
+        while not hearing.has_ended:
+            yield from self._listen([hearing])[0]
 
-    def _next(self, hearing: _Hearing) -> list[Segment]:
-        """The segments of the next window."""
-        self._listen([hearing])
-        found, hearing.segments = hearing.segments, []
-        return found
-
-    def _samples(self, sound: Sound) -> NDArray[np.float32]:
-        samples_N = read_samples(sound, self._source, rate=self._rate)
-        cannot_move = self._speech is not None and self._times is None
-        if cannot_move and len(samples_N) > self._source.samples:
-            raise InputError(
-                f"timestamps=False is for sounds of at most {self._source.seconds:g} seconds (got "
-                f"{len(samples_N) / self._source.rate:.1f}). Leave it out, or split the sound."
-            )
-        return samples_N
-
-    def _listen(self, heard: Sequence[_Hearing]) -> None:
-        """Add the segments of a window of each sound, and move to the next window."""
+    def _listen(self, heard: Sequence[_Hearing]) -> list[list[Segment]]:
+        """The segments of a window of each sound; the next one is that after them."""
         windows = [hearing.windows.window() for hearing in heard]
-        requests = [
-            self._request(hearing, window) for hearing, window in zip(heard, windows, strict=True)
-        ]
-        done = self._run(requests)
-        for hearing, window, completion in zip(heard, windows, done, strict=True):
-            hearing.is_cancelled = completion.finish_reason == "cancelled"
-            if not hearing.is_cancelled:
-                opened = completion.tokens[: len(hearing.opening)]
-                hearing.opening = tuple((token,) for token in opened)
-                self._add(hearing, window, completion)
+        done = self._run(list(map(self._request, heard, windows)))
+        return list(map(self._understood, heard, windows, done))
 
     def _request(self, hearing: _Hearing, window: Window) -> Request:
         """The request for the text of a window."""
@@ -192,9 +176,15 @@ class Transcriber:
         )
         return replace(request, constraints=constraints)
 
-    def _add(self, hearing: _Hearing, window: Window, completion: Completion) -> None:
-        """Add the segments of a window to what was understood."""
+    def _understood(
+        self, hearing: _Hearing, window: Window, completion: Completion
+    ) -> list[Segment]:
+        """The segments of a window. Moves to the next one."""
+        if completion.finish_reason == "cancelled":
+            hearing.is_cancelled = True
+            return []
         skip, length = len(hearing.opening), window.vectors
+        hearing.opening = tuple((token,) for token in completion.tokens[:skip])
         tokens = completion.tokens[skip:]
         logprobs = [entry.logprob for entry in completion.logprobs or ()][skip:]
         if tokens and tokens[-1] in self._eos:
@@ -205,7 +195,8 @@ class Transcriber:
             first = self._times.first_timestamp
             found, moved = spans(tokens, first_timestamp=first, length=length)
         begin, second = hearing.windows.start, self._source.step_s
-        hearing.segments += [
+        hearing.windows.move(None if moved >= length else moved)
+        return [
             Segment(
                 start=begin + min(span.start * second, window.seconds),
                 end=begin + min(span.end * second, window.seconds),
@@ -216,7 +207,6 @@ class Transcriber:
             for span in found
             if tokens[span.part]
         ]
-        hearing.windows.move(None if moved >= length else moved)
 
     def _text(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
