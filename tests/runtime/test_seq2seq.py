@@ -28,6 +28,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
 from ortolan.runtime.generation.beam_search import Beams, BeamSequence
+from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.request import Request
 
 SOURCE = [5, 40, 7, 31, 8]
@@ -200,6 +201,7 @@ INVALID: list[dict[str, Any]] = [
     {"beams": 2, "prompt_logprobs": 0},
     {"beams": 2, "ignore_eos": True},
     {"prompt_logprobs": 0},
+    {"draft": PromptLookup()},
     {"max_new_tokens": 0},
     {"max_new_tokens": 40},
     {"cancel": 3},

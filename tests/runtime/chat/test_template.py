@@ -311,6 +311,7 @@ def test_a_template_gets_what_it_computes_with(source: str, messages: Messages, 
 REFUSED: dict[str, tuple[str, Messages, dict[str, Any]]] = {
     "marks in a text that is split": ("qwen3", [USER, IN_CONTENT, USER], {}),
     "a mark in a key": ("qwen2", [USER, call_with({"<|im_end|>": 1})], {}),
+    "a mark in a key of a variable": ("qwen2", [USER], {"variables": {"a": {"<|im_end|>": 1}}}),
     "an error of the template": ("gemma", [USER, USER], {}),
     "tools that are ignored": ("zephyr", [USER], {"tools": [TOOL]}),
     "documents that are ignored": ("zephyr", [USER], {"documents": [TOOL]}),
