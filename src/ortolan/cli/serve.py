@@ -13,6 +13,7 @@ from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.progress import progress
 from ortolan.errors import OrtolanError
+from ortolan.runtime.bundle.kinds import KINDS
 
 KEYS_VARIABLE = "ORTOLAN_API_KEY"
 
@@ -138,6 +139,7 @@ def serve_command(
     checkpoint is exported once, and kept for the next start (`ortolan cache`). The first model is
     loaded at once, the others when a request names them.
     """
+    from ortolan.cli.ready import ready, shown_name
     from ortolan.runtime.serving.service import ServeOptions
     from ortolan.server import Settings
     from ortolan.server.run import run
@@ -146,10 +148,17 @@ def serve_command(
     keys, is_local = _keys(key_file), host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
         raise UnprotectedError(host)
+    named = _named(models, "MODEL", shown_name)
+    with progress() as steps:
+        bundles = {
+            name: ready(model, steps, tuple(KINDS), settings["device"], checkpoint)
+            for name, model in named.items()
+        }
+    folders = _named(adapters, "FOLDER", lambda folder: Path(folder).resolve().name)
     serve: Any = {name: values.pop(name) for name in ServeOptions.__optional_keys__ & values.keys()}
     about = Settings(
-        bundles=_bundles(models, settings["device"], checkpoint),
-        adapters=_adapters(adapters),
+        bundles=bundles,
+        adapters={name: Path(folder) for name, folder in folders.items()},
         keys=keys,
         hosts=hosts | LOCAL_HOSTS if is_local or hosts else hosts,  # none for any
         load=settings,
@@ -158,26 +167,6 @@ def serve_command(
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.INFO)
     run(about, host=host, port=port)
-
-
-def _bundles(
-    models: tuple[str, ...], device: str, checkpoint: options.CheckpointChoice
-) -> dict[str, Path]:
-    """The bundles of models by name; checkpoints are exported first."""
-    from ortolan.cli.ready import ready, shown_name
-    from ortolan.runtime.bundle.kinds import KINDS
-
-    named = _named(models, "MODEL", shown_name)
-    with progress() as steps:
-        return {
-            name: ready(model, steps, tuple(KINDS), device, checkpoint)
-            for name, model in named.items()
-        }
-
-
-def _adapters(texts: tuple[str, ...]) -> dict[str, Path]:
-    named = _named(texts, "FOLDER", lambda folder: Path(folder).resolve().name)
-    return {name: Path(folder) for name, folder in named.items()}
 
 
 def _named(texts: tuple[str, ...], what: str, name_of: Callable[[str], str]) -> dict[str, str]:
