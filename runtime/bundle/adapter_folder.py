@@ -53,12 +53,9 @@ class Factors(NamedTuple):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The update of one weight; its factors follow those of the update before.
+    """The update of one weight `(outputs, inputs)`; its factors follow those of the update before.
 
     Attributes:
-        weight: name of the weight in the model.
-        inputs: columns of the weight.
-        outputs: rows of the weight.
         rank: columns of the first factor. A weight that holds several matrices has the rank of all
             their updates together.
     """
@@ -78,13 +75,11 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The contents of adapter.json.
 
     Attributes:
-        schema: version of the format.
         bundle: `fingerprint` of the bundle's manifest.
         source_sha256: hash of the PEFT adapter and the checkpoint that it was trained on.
         modules: names of the adapted matrices in the checkpoint, with `{}` for the layer, sorted.
         ranks: distinct ranks of their updates, ascending.
         updates: the updates, in the order of adapter.bin.
-        files: every other file of the folder.
         quality: distance of the adapted bundle from the adapted model.
     """
 
@@ -110,7 +105,6 @@ class Adapter:
 
     Attributes:
         path: absolute path of the folder.
-        manifest: its adapter.json.
         identity: hash of adapter.json, which covers all files by their hashes.
     """
 

@@ -29,7 +29,6 @@ class Bundle:
 
     Attributes:
         path: absolute path of the folder.
-        manifest: the manifest.
         graphs: summaries of the graphs by role.
         kept: contents of files by name; `None` to read each file when it is needed.
     """

@@ -63,10 +63,6 @@ class ImageSource(AnySource, Record, frozen=True, kw_only=True, tag_field="kind"
 
     Attributes:
         channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
-        height: in pixels.
-        width: in pixels.
-        mean: one value per channel.
-        std: one value per channel.
         scale: factor for pixel values, usually 1/255.
         resample: filter that resizes images of other sizes.
         rounding: whether resized values are rounded to whole numbers; left out if they are.
@@ -142,8 +138,6 @@ class WholeSquares(Record, frozen=True, kw_only=True, tag_field="by", tag="whole
     An image with fewer or more pixels is scaled to these limits first.
 
     Attributes:
-        least: fewest pixels.
-        most: most pixels.
         enlarges_narrow: an image with a side of less than half a square is scaled to the fewest
             pixels, too.
     """
@@ -159,7 +153,6 @@ class PositionTable(Record, frozen=True, kw_only=True):
     The graph reads, for each patch, a weight for each row and for each column of the table.
 
     Attributes:
-        side: rows and columns.
         interpolation: `antialiased` averages where an image has fewer patches than the table has
             places; `corners` places the corners of the image at those of the table.
     """

@@ -31,7 +31,6 @@ class ModelKind:
     The last three are empty for an encoder, where they depend on its output.
 
     Attributes:
-        name: name in the manifest.
         graphs: the sets of roles that it may have: a decoder is one graph, or `prefill` and
             `decode`. After an encoder, `decode` takes one row per source.
         updates: updates that its states may have.
@@ -106,7 +105,6 @@ class OutputKind:
     """Properties of a kind of encoder output.
 
     Attributes:
-        name: name in the manifest.
         gives: description with `{size}` for the size of the last axis.
         summary: description without numbers, for error messages.
         use: what computes it, for error messages.

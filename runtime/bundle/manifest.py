@@ -70,8 +70,6 @@ class File(Record, frozen=True, kw_only=True):
     """A file of the bundle.
 
     Attributes:
-        name: file name, without folders.
-        size: size in bytes.
         sha256: hash of the whole file, 64 lower-case hexadecimal digits.
     """
 
@@ -84,7 +82,6 @@ class State(Record, frozen=True, kw_only=True):
     """A tensor that a decoder carries from step to step, or reads in every step.
 
     Attributes:
-        name: unique name.
         input: name of the decoder input.
         output: name of the output with its next value; for `source`, an output of the encoder.
         shape: sizes, where `"batch"` appears once, `"capacity"` once if the state grows, and
@@ -116,7 +113,6 @@ class Graph(Record, frozen=True, kw_only=True):
     """An ONNX graph.
 
     Attributes:
-        file: file name.
         sequence: 1 if a call takes exactly one new token per row; `None` for any number.
         min_new_tokens: for a prefill graph, the fewest new tokens that it is used for; calls with
             fewer use the decode graph.
@@ -165,7 +161,6 @@ class Output(Record, frozen=True, kw_only=True):
             token), `ctc` (logits of symbols for each vector of a sound), or one of four kinds of
             classification: `labels` (softmax), `tags` (sigmoid), `scores` (as they are) and
             `token_labels` (softmax for each token).
-        size: size of the last axis.
         labels: names of the numbers, except for `states`, `logits` and `embedding`. Those of `ctc`
             are the text of each symbol, where a space separates words and `tokens.pad` is the
             blank; empty if the checkpoint does not name them.
@@ -202,8 +197,6 @@ class QuantizedTensor(Record, frozen=True, kw_only=True):
     """A low-bit weight.
 
     Attributes:
-        name: name of the weight in the model.
-        bits: bits per value.
         group: values of a row that share a scale (group size); `None` for a whole row.
         symmetric: whether there are no zero points.
         method: how the weight was rounded: `rtn`, `hqq`, `gptq`, `tuned` (after `gptq`), or `kept`
@@ -244,13 +237,7 @@ class Provenance(Record, frozen=True, kw_only=True):
 
 
 class SessionSettings(Record, frozen=True, kw_only=True):
-    """Settings of onnxruntime that change the last bits of results.
-
-    Attributes:
-        disabled_optimizers: graph optimizers that are switched off.
-        environment: variables that are set while a session is created, which select kernels.
-        config_entries: session config entries, which select kernels.
-    """
+    """Settings of onnxruntime that select kernels, and so change the last bits of results."""
 
     disabled_optimizers: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_SETTINGS)]
     environment: Annotated[dict[KernelVariable, Label], Meta(max_length=limits.MAX_SETTINGS)]
@@ -283,27 +270,20 @@ class Manifest(Record, frozen=True, kw_only=True):
     """The contents of manifest.json.
 
     Attributes:
-        schema: version of the format.
         kind: `decoder`, `encoder` or `encoder-decoder`.
         precision: type of the weights. With `int8` or `int4`, weights that are not in `quantized`
             are float32, or float16 if the graphs were made for a GPU.
         attention: `fused` into one operator, or `portable`: built from standard operators.
         devices: kinds of device that can run the graphs; the one they were made for comes first.
         context_length: most tokens of a row, prompt and completion together.
-        vocab_size: number of token ids.
         graphs: graphs by role; see `ortolan.runtime.bundle.interface`.
-        states: states of the decoder.
         weights: names of the files that hold the weights.
-        tokens: token ids with a meaning.
         tokenizer: name of the tokenizer's file; `None` if the bundle accepts only ids.
         certificate: name of the file that `ortolan verify` replays; `None` if there is nothing to
             compare with, as `unverified` says.
         files: every file of the bundle except the manifest, sorted by name.
-        provenance: where the bundle comes from.
-        host: what other programs need.
         prefill_precision: type of the weights of the prefill graph, if it differs.
         quantized: every low-bit weight, including those of the prefill graph.
-        source: input of an encoder.
         output: output of an encoder without a decoder.
         attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
         foreign_operators: node forms outside of Ortolan's vocabulary that the exported module

@@ -56,7 +56,6 @@ class PackedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The packed weights of one graph.
 
     Attributes:
-        file: name of the graph.
         carrier: the weight whose ONNX entry lists all packed weights. onnxruntime looks for them in
             the file of that weight, so a small one is chosen and copied to packed.bin.
         entries: its entry: `offset` and `length` of the copy, and each packed weight as onnxruntime
@@ -77,13 +76,9 @@ class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The contents of packed.json.
 
     Attributes:
-        schema: version of the format.
-        ortolan: version that wrote it.
         onnxruntime: version that packed the weights.
         processor: result of `processor_features`.
         bundle: `fingerprint` of the bundle's manifest.
-        blob: packed.bin.
-        graphs: packed weights by graph.
     """
 
     schema: Literal[1]

@@ -31,11 +31,7 @@ class ClosestShape(Record, frozen=True, kw_only=True, tag_field="by", tag="close
     """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
 
     Of shapes that are equally close, the one with more tiles wins if these have less than twice the
-    pixels of the image.
-
-    Attributes:
-        least: fewest tiles, without the whole image.
-        most: most tiles, without the whole image.
+    pixels of the image. `least` and `most` tiles do not count the whole image.
     """
 
     tile: ClassVar[None] = None
@@ -48,14 +44,12 @@ class Oversized(Record, frozen=True, kw_only=True, tag_field="by", tag="oversize
     """The tiles of an image with far more pixels than its encoder reads, which keeps proportions.
 
     Rows and columns are chosen as by `ClosestShape`. Smaller images are read whole (Liquid AI 2025,
-    "LFM2-VL").
+    "LFM2-VL"). `least` and `most` are as for `ClosestShape`.
 
     Attributes:
         pixels: most pixels of an image that is read whole, with both sides rounded to the squares
             of patches of its encoder.
         tile: side of a tile in pixels.
-        least: fewest tiles, without the whole image.
-        most: most tiles, without the whole image.
     """
 
     pixels: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
@@ -99,8 +93,6 @@ class Wrapping(Record, frozen=True, kw_only=True):
 
     Attributes:
         marker: text that a chat template writes for an image, and that they replace.
-        before: text before the vectors.
-        after: text after them.
     """
 
     marker: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
@@ -115,7 +107,6 @@ class Features(Record, frozen=True, kw_only=True):
 
     Attributes:
         token: id that stands for a vector in a prompt.
-        size: numbers of a vector.
         vectors: number of vectors of an image or of each tile, or most of them where images keep
             their proportions, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
@@ -168,8 +159,6 @@ class Comparison(Record, frozen=True, kw_only=True):
 
     Attributes:
         encoder: fingerprint of the manifest of the encoder of texts.
-        scale: factor of the cosine.
-        bias: added to it.
         scores: function from the logits of an image to scores of the texts.
     """
 
@@ -186,7 +175,6 @@ class HiddenStates(Record, frozen=True, kw_only=True):
     arXiv:2412.19437, section 2.2). The head is itself a bundle, in the folder `mtp`.
 
     Attributes:
-        size: numbers of a state.
         head: fingerprint of the head's manifest; `None` in the head, whose graphs also read a
             state with each token.
     """

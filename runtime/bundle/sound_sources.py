@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Sounds(AnySource, Record, frozen=True, kw_only=True):
-    """Sounds of any kind.
-
-    Attributes:
-        rate: samples per second.
-    """
+    """Sounds of any kind; `rate` is in samples per second."""
 
     medium = "sounds"
 

@@ -39,9 +39,6 @@ class GraphSummary:
     """Summary of a graph; lists are in graph order. Operators are named `domain::op_type`.
 
     Attributes:
-        operators: number of nodes by operator.
-        attention: attention nodes.
-        external: tensors in weights files.
         reads: operators and the external tensors that they read, as pairs of names.
         functions: model-local functions, as `domain::name`.
         foreign: distinct forms of nodes outside `ortolan.runtime.graph.vocabulary`.

@@ -45,9 +45,7 @@ class PackReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of packing.
 
     Attributes:
-        folder: path of the packed folder.
         bytes: size on disk, without the holes between weights.
-        weights: number of distinct packed weights.
         share: `bytes` relative to the size of the bundle's weights.
         load_before_s: seconds to load the model without packed weights.
         load_after_s: seconds to load it with them.

@@ -93,7 +93,6 @@ class Certificate:
 
     Attributes:
         probes: names and lengths of the inputs.
-        thresholds: the tolerances.
         measured: what the export measured; `None` before that.
         reference: what PyTorch computed.
         token_ids: int32 `(N,)`, for the decoder or for an encoder alone; empty for images and
@@ -101,9 +100,6 @@ class Certificate:
         types: int32 `(N,)`, for an encoder that reads token types.
         source_ids: int32 `(M,)`, for an encoder of texts in front of a decoder.
         images: uint8 `(P, H, W, C)`, for an encoder of images.
-        kind: of the bundle.
-        output: what is compared.
-        text: what the probes contain, in words.
         weights: expected outputs of each weight alone.
         surroundings: the tokenizer and the like; `None` if not recorded.
     """

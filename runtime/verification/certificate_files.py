@@ -61,7 +61,6 @@ class Document(
     Attributes:
         top_k: logits kept per row; `None` for vectors.
         width: of a vector; `None` for logits.
-        arrays: contents of certificate.bin.
     """
 
     schema: Literal[1]

@@ -303,7 +303,7 @@ def add_opsets(count: int) -> Change:
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
-    checked(changed(make(limit)))
+    onnx_graph.read(changed(make(limit)))
     assert f"at most {limit}" in error_of(changed(make(limit + 1)))
 
 
