@@ -4,7 +4,7 @@ Jinja's own sandbox protects Python objects only. Here a rendering has one budge
 deadline. Whatever a template builds, walks or repeats is paid, before it happens where the result
 can be much larger than what is read. Filters and methods that are not listed are refused.
 
-`payments` adds payments to a parsed template where Jinja has no hook.
+`Template` adds payments to a parsed template where Jinja has no hook.
 """
 
 import copy
@@ -207,7 +207,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: Any, /, *args: Any, **named: Any) -> Any:
         """Call a function or method that is allowed."""
-        if getattr(called, "__self__", None) is self:  # from `payments`
+        if getattr(called, "__self__", None) is self:  # a payment in a template
             return called(*args)
         self.pay(ITEM * (1 + len(args) + len(named)))
         if isinstance(called, Macro | LoopContext | Undefined):
