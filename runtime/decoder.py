@@ -73,11 +73,7 @@ class Decoder(ChatModel):
     # a list of texts is a batch, a list of texts and images is one prompt
     @overload
     def generate(
-        self,
-        prompt: Prompts,
-        *,
-        n: int | None = None,
-        **options: Unpack[Options],
+        self, prompt: Prompts, *, n: int | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     @overload
@@ -89,11 +85,7 @@ class Decoder(ChatModel):
     ) -> list[Completion]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Prompts,
-        *,
-        n: int | None = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
     ) -> Completion | list[Completion]:
         """Continue one prompt or a batch.
 

@@ -35,27 +35,15 @@ class ChatModel(Model):
     _reader: Callable[[Tokenizer | None], RequestReader]
 
     @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        **options: Unpack[ChatOptions],
-    ) -> Reply: ...
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Reply: ...
 
     @overload
     def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        n: int,
-        **options: Unpack[ChatOptions],
+        self, messages: Sequence[Message], *, n: int, **options: Unpack[ChatOptions]
     ) -> list[Reply]: ...
 
     def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        n: int | None = None,
-        **options: Unpack[ChatOptions],
+        self, messages: Sequence[Message], *, n: int | None = None, **options: Unpack[ChatOptions]
     ) -> Reply | list[Reply]:
         """Answer a conversation.
 
@@ -86,9 +74,7 @@ class ChatModel(Model):
         return replies[0] if n is None else replies
 
     def chat_stream(
-        self,
-        messages: Sequence[Message],
-        **options: Unpack[ChatOptions],
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> ReplyStream:
         """Answer a conversation piece by piece. Same options and errors as `chat`.
 

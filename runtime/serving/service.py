@@ -116,11 +116,7 @@ class Service(GenerationService):
     # --- for any thread ---------------------------------------------------------------------------
 
     def submit(
-        self,
-        prompt: Prompt,
-        *,
-        priority: int = 0,
-        **options: Unpack[Options],
+        self, prompt: Prompt, *, priority: int = 0, **options: Unpack[Options]
     ) -> Ticket[Completion]:
         """Submit a request. It is checked at once, and computed when it is its turn.
 
@@ -149,11 +145,7 @@ class Service(GenerationService):
 
     @overload
     def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        priority: int = 0,
-        **options: Unpack[ChatOptions],
+        self, messages: Sequence[Message], *, priority: int = 0, **options: Unpack[ChatOptions]
     ) -> Ticket[Reply]: ...
 
     @overload
