@@ -5,7 +5,7 @@ Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a 
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import msgspec
@@ -119,56 +119,44 @@ def compare(
     finite = np.asarray(np.isfinite(outputs).all(axis=-1))
     # zeros avoid warnings; the figures of these rows are masked again below
     sound = outputs if finite.all() else np.where(finite[:, None], outputs, 0)
+    same_top1, gap = np.ones(len(sound), np.bool_), np.zeros(len(sound))
     match reference:
         case Logits():
-            return _compare_logits(reference, part, widened(sound), finite, scores)
+            logits_RV, top_ids_RK = widened(sound), reference.top_ids[part]
+            expected = reference.top_logits[part].astype(np.float64)
+            got = np.take_along_axis(logits_RV, top_ids_RK, axis=-1).astype(np.float64)
+            same_top1 = logits_RV.argmax(axis=-1) == top_ids_RK[:, 0]
+            gap = expected[:, 0] - expected[:, 1]
+            if scores == "sigmoid":
+                distance = independent_divergence(expected, got)
+            else:
+                distance = divergence(
+                    expected - reference.log_sum_exp[part, None].astype(np.float64),
+                    got - log_sum_exp(logits_RV)[:, None],
+                )
         case Vectors(values=values):
-            differences = _compare_vectors(values[part], sound, finite)
+            expected, got = values[part].astype(np.float64), sound.astype(np.float64)
             if scores is None:
-                return differences
-            return replace(differences, distance=np.where(finite, _errors(values, part, sound), 0))
-
-
-def _compare_logits(
-    reference: Logits,
-    part: slice,
-    logits_RV: Numbers,
-    finite: NDArray[np.bool_],
-    scores: ScoreFunction | None,
-) -> Differences:
-    top_ids_RK = reference.top_ids[part]
-    expected_RK = reference.top_logits[part].astype(np.float64)
-    got_RK = np.take_along_axis(logits_RV, top_ids_RK, axis=-1).astype(np.float64)
-    if scores == "sigmoid":
-        kl = independent_divergence(expected_RK, got_RK)
-    else:
-        kl = divergence(
-            expected_RK - reference.log_sum_exp[part, None].astype(np.float64),
-            got_RK - log_sum_exp(logits_RV)[:, None],
-        )
-    return Differences(
-        delta=np.where(finite, np.abs(got_RK - expected_RK).max(axis=-1), 0),
-        distance=np.where(finite, kl, 0),
-        same_top1=finite & (logits_RV.argmax(axis=-1) == top_ids_RK[:, 0]),
-        gap=expected_RK[:, 0] - expected_RK[:, 1],
-        finite=finite,
-    )
-
-
-def _compare_vectors(values_RE: Numbers, got_RE: Numbers, finite: NDArray[np.bool_]) -> Differences:
-    expected, got = values_RE.astype(np.float64), got_RE.astype(np.float64)
-    lengths = np.linalg.norm(expected, axis=-1) * np.linalg.norm(got, axis=-1)
-    cosine = (expected * got).sum(axis=-1) / np.maximum(lengths, _TINY)
-    # a vector of zeros has no direction, so two of them agree
-    both_zero = ~expected.any(axis=-1) & ~got.any(axis=-1)
-    distance = np.where(both_zero, 0, np.maximum(1 - cosine, 0))
+                distance = _cosine_distances(expected, got)
+            else:
+                distance = _errors(values, part, sound)
     return Differences(
         delta=np.where(finite, np.abs(got - expected).max(axis=-1), 0),
         distance=np.where(finite, distance, 0),
-        same_top1=np.ones(len(got), np.bool_) & finite,
-        gap=np.zeros(len(got)),
+        same_top1=finite & same_top1,
+        gap=gap,
         finite=finite,
     )
+
+
+def _cosine_distances(
+    expected_RE: NDArray[np.float64], got_RE: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    lengths = np.linalg.norm(expected_RE, axis=-1) * np.linalg.norm(got_RE, axis=-1)
+    cosine = (expected_RE * got_RE).sum(axis=-1) / np.maximum(lengths, _TINY)
+    # a vector of zeros has no direction, so two of them agree
+    both_zero = ~expected_RE.any(axis=-1) & ~got_RE.any(axis=-1)
+    return np.where(both_zero, 0, np.maximum(1 - cosine, 0))
 
 
 def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[np.float64]:

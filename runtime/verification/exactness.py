@@ -78,22 +78,19 @@ def _decoded(engine: Engine, prompts: list[list[int]], tokens: list[int]) -> lis
 
 
 def _parts(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
-    whole = _runner(engine, GRID)
-    expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
+    expected = _prefilled(_runner(engine, GRID), ids)
     # A graph of one token at a time has no chunks.
     sizes = [] if engine.manifest.takes_one else [size for size in CHUNKS if size < len(ids)]
     for chunk in sizes:
         runner = _runner(engine, chunk)
         runner.prefill(1, ids[::-1])  # leftovers of another sequence must not matter
         runner.slots.release(1)
-        logits = runner.prefill(1, ids)
-        yield "parts", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
+        yield "parts", _same(_prefilled(runner, ids, row=1), expected)
     if len(ids) > GRID:
         first, runner = _runner(engine, GRID), _runner(engine, GRID)
         first.prefill(0, ids[:GRID])
         runner.restore(first.slots.snapshot(), row=1)
-        logits = runner.prefill(1, ids[GRID:])
-        yield "restored", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
+        yield "restored", _same(_prefilled(runner, ids[GRID:], row=1), expected)
 
 
 def _around_vectors(engine: Engine, certificate: Certificate) -> Iterator[tuple[Rule, bool]]:
@@ -103,19 +100,23 @@ def _around_vectors(engine: Engine, certificate: Certificate) -> Iterator[tuple[
         return
     ids, _held = illustrated_ids(engine, certificate, number)
     whole = _runner(engine, GRID)
-    expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
+    expected = _prefilled(whole, ids)
     for chunk in CHUNKS:
         runner = _runner(engine, chunk)
-        logits = runner.prefill(1, ids)
-        yield "parts", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
+        yield "parts", _same(_prefilled(runner, ids, row=1), expected)
     vectors = next(run for run in runs(ids) if ids[run.start] >= FIRST)
     whole.slots.rewind((vectors.start + vectors.stop) // 2)
-    logits = whole.prefill(0, ids[whole.rewind_to_cut(0, ids) :])
-    yield "restored", _same([logits, *whole.slots.snapshot().buffers], expected)
+    left = ids[whole.rewind_to_cut(0, ids) :]
+    yield "restored", _same(_prefilled(whole, left), expected)
 
 
 def _runner(engine: Engine, chunk: int) -> Runner:
     return Runner(engine, engine.slots(2), exact=True, chunk=chunk)
+
+
+def _prefilled(runner: Runner, ids: list[int], *, row: int = 0) -> Values:
+    """The logits and the states after a prompt, or after the rest of one."""
+    return [runner.prefill(row, ids), *runner.slots.snapshot(row=row).buffers]
 
 
 def _same(values: Values, expected: Values) -> bool:
