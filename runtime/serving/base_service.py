@@ -102,7 +102,8 @@ class BaseService:
         self._engine.check_usable()
         parts = Parts()
         try:
-            self._worker.check_open()  # before the request is read
+            with self._worker.lock:
+                self._worker.check_open()  # before the request is read
             yield parts
         except OrtolanError as error:
             if not parts.are_accepted:

@@ -50,6 +50,7 @@ class Worker:
 
     Attributes:
         lock: guards the state of the worker and of its tickets.
+        held_tokens: tokens whose states are in memory.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Worker:
         # guarded by the lock:
         self.lock = threading.Lock()
         self._open: dict[Work, Ticket[Any] | None] = {}
-        self._running, self._held_tokens = 0, 0
+        self._running = self.held_tokens = 0
         self._counts = counts
         self._is_closing = False
         self._failure: ServiceError | None = None
@@ -87,15 +88,23 @@ class Worker:
     def submit(self, requests: "Mapping[Work, Ticket[Any] | None]", *, priority: int) -> None:
         """Queue all requests, or none. Tickets are told what is new."""
         with self.lock:
-            self._check_open(len(requests))
+            self.check_open(len(requests))
             self._open.update(requests)
             for work in requests:
                 self.post(partial(_submit, work, priority))
 
-    def check_open(self) -> None:
-        """Raise what `submit` would raise."""
-        with self.lock:
-            self._check_open()
+    def check_open(self, requests: int = 1) -> None:
+        """Raise if there is no room for the requests. Call it with the lock."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closing:
+            raise ServiceClosedError("The service is closed. Start a new one.")
+        if len(self._open) + requests > self._slots + self._queue:
+            raise QueueFullError(
+                f"The queue of {self._queue} requests is full. "
+                f"Try again in {self._counts.gap_s:.1f} s.",
+                retry_after_s=self._counts.gap_s,
+            )
 
     def post(self, command: Command) -> None:
         """Let the thread run a command before its next round. Needs no lock."""
@@ -113,14 +122,7 @@ class Worker:
     @property
     def is_failing(self) -> bool:
         """Whether the latest requests failed, or all further ones will."""
-        with self.lock:
-            return self._failure is not None or self._counts.is_failing
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens whose states are in memory."""
-        with self.lock:
-            return self._held_tokens
+        return self._failure is not None or self._counts.is_failing
 
     def stats(self) -> Any:
         """The present load, and totals."""
@@ -191,7 +193,7 @@ class Worker:
     def _recover(self, rounds: Rounds, error: Exception) -> None:
         is_expected = isinstance(error, OrtolanError | MemoryError | OSError)
         _log.warning(
-            "A call of the model failed, and is repeated: %s: %s",
+            "The service goes on after a failed call: %s: %s",
             *(type(error).__name__, error),
             exc_info=None if is_expected else error,
         )
@@ -203,24 +205,11 @@ class Worker:
         with self.lock:
             self._is_closing = True
 
-    def _check_open(self, requests: int = 1) -> None:
-        """Raise if there is no room for the requests. Needs the lock."""
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closing:
-            raise ServiceClosedError("The service is closed. Start a new one.")
-        if len(self._open) + requests > self._slots + self._queue:
-            raise QueueFullError(
-                f"The queue of {self._queue} requests is full. "
-                f"Try again in {self._counts.gap_s:.1f} s.",
-                retry_after_s=self._counts.gap_s,
-            )
-
     def _deliver(self, *, running: int, held_tokens: int) -> None:
         """Hand what is new to the tickets, and let go of requests that have ended."""
         woken: Woken = {}
         with self.lock:
-            self._running, self._held_tokens = running, held_tokens
+            self._running, self.held_tokens = running, held_tokens
             for work, ticket in list(self._open.items()):
                 if ticket is not None:
                     ticket.deliver(woken)
