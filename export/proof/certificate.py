@@ -33,7 +33,6 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.manifest import Source
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
-from ortolan.runtime.bundle.sound_sources import ChunkedSource, WaveSource
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
 from ortolan.runtime.verification.probes import probe_picture, sampled
@@ -147,20 +146,18 @@ def _length(model: Exportable, probe: ProbeInput) -> int:
     """Tokens of a probe, or the vectors of its image or wave."""
     if probe.token_ids is not None:
         return len(probe.token_ids)
-    if probe.sound is not None and isinstance(model.takes, WaveSource | ChunkedSource):
-        return model.takes.length(probe.sound.shape[-1])
-    if probe.image is not None and isinstance(model.takes, PatchSource):
-        return model.takes.length(*probe.image.shape[:2])
-    return model.context_length
+    if model.takes is None or not model.takes.is_alone:
+        return model.context_length
+    return model.takes.count(probe.sound if probe.image is None else probe.image.transpose(2, 0, 1))
 
 
 def _source_length(model: Exportable, probe: ProbeInput) -> int | None:
     """Tokens of a source, or the vectors of a wave before a decoder."""
     if probe.source is not None:
         return len(probe.source)
-    if probe.token_ids is None or probe.sound is None or not isinstance(model.takes, WaveSource):
+    if probe.token_ids is None or probe.sound is None or model.takes is None:
         return None
-    return model.takes.length(len(probe.sound))
+    return model.takes.count(probe.sound)
 
 
 def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -> Surroundings:
