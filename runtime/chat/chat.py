@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.parts import Wrapping
 from ortolan.runtime.chat.call_frame import Frame, frame_of
-from ortolan.runtime.chat.chat_options import ChatOptions, check_choice, split
+from ortolan.runtime.chat.chat_options import PROMPT_OPTIONS, ChatOptions, check_choice
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
 from ortolan.runtime.chat.messages import Message, check_messages, check_only_text
 from ortolan.runtime.chat.parser import ReplyParser
@@ -70,7 +70,8 @@ class Chat:
 
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
         """Turn messages into a request."""
-        of_prompt, request = split(options)
+        request: Any = {"sampling": "model", **options}
+        of_prompt = {name: request.pop(name) for name in PROMPT_OPTIONS & request.keys()}
         requested_choice = of_prompt.pop("tool_choice", None)
         valid = check_messages(messages)
         if self._manifest.features is None:
@@ -91,12 +92,12 @@ class Chat:
         is_reasoning = opens != "" and prompt.text.rstrip().endswith(opens)
         if prompt.continues:
             is_reasoning = prompt.continues == "reasoning_content"
-        request = {"sampling": "model", **request}
         if tools and choice != "auto":
             if request.get("grammar") is not None:
                 raise ChatError("Use tool_choice or grammar, not both.")
-            grammar = self._grammar(choice, tools, form, prompt, is_reasoning=is_reasoning)
-            request = {**request, "grammar": grammar}
+            request["grammar"] = self._grammar(
+                choice, tools, form, prompt, is_reasoning=is_reasoning
+            )
         if choice == "none":
             form = replace(form, calls=NO_CALLS)
         return Question(

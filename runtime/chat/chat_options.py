@@ -30,14 +30,7 @@ class ChatOptions(Options, total=False):
     continue_final_message: bool
 
 
-_PROMPT_OPTIONS = ChatOptions.__optional_keys__ - Options.__optional_keys__
-
-
-def split(options: ChatOptions) -> tuple[dict[str, Any], Options]:
-    """Split options into those of the prompt and those of `generate`."""
-    of_prompt = {name: value for name, value in options.items() if name in _PROMPT_OPTIONS}
-    rest: Any = {name: value for name, value in options.items() if name not in _PROMPT_OPTIONS}
-    return of_prompt, rest
+PROMPT_OPTIONS = ChatOptions.__optional_keys__ - Options.__optional_keys__
 
 
 def check_choice(choice: Any, tools: Sequence[Message]) -> str:
