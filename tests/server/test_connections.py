@@ -84,7 +84,10 @@ def test_time_is_limited(bundles: dict[str, Path]) -> None:
     with serving_fp32(bundles, request_timeout_s=0.3) as server:
         with held(server):
             response = server.call("POST", PATH, json=LONG)
+            stream = server.call("POST", "/v1/responses", json={"input": "a", "stream": True})
         wait_until(lambda: stats(server).running + stats(server).waiting == 0)
+    ends = [line for line in stream.text.splitlines() if line.startswith("event:")][-2:]
+    assert ends == ["event: error", "event: response.failed"]
     assert response.status_code == 504
     assert response.headers["x-should-retry"] == "false"
 
@@ -200,12 +203,9 @@ def test_a_stop_finishes_what_ends_in_time_and_ends_the_rest_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = {**LONG, "n": choices, "stream": stream}
-    settings: dict[str, Any] = {
-        "shutdown_timeout_s": timeout_s,
-        "serve": {"slots": 1, "queue": 200},
-    }
+    options: dict[str, Any] = {"slots": 1, "queue": 200}
     with ThreadPoolExecutor(1) as thread, caplog.at_level(logging.INFO, "ortolan.server.access"):
-        with serving_fp32(bundles, **settings) as server:
+        with serving_fp32(bundles, shutdown_timeout_s=timeout_s, serve=options) as server:
             answer = thread.submit(server.call, "POST", PATH, json=body)
             wait_until(lambda: stats(server).running)
         response = answer.result(60)
