@@ -71,12 +71,6 @@ class PrefixCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    ids: bytes
-    states: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
 class _Link:
     """A block of a prompt: its key, the key of the block before it, and its ids."""
 
@@ -109,7 +103,8 @@ class PrefixCache:
         self._files = None
         if folder is not None:
             self._files = PrefixFiles(Path(folder), most_bytes=most_file_bytes)
-        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # least recent first
+        # ids and states by key, least recent first
+        self._blocks: OrderedDict[bytes, tuple[bytes, Snapshot]] = OrderedDict()
         self._counts = PrefixCounts()
 
     @property
@@ -149,7 +144,8 @@ class PrefixCache:
         """
         keys: list[bytes] = []
         for link in self._chain(ids, tokens // GRID, self._root(slots, row)):
-            if not self._holds(link):
+            has_file = self._files is not None and self._files.has(link.key)
+            if not has_file and self._held(link) is None:
                 end = GRID * (len(keys) + 1)
                 if slots.replaces and end != slots.lengths[row]:
                     break  # the states after this block are gone
@@ -164,17 +160,17 @@ class PrefixCache:
         """Append what a prompt shares with the cached end of its conversation's last prompt."""
         held = slots.lengths[row]
         link = self._end(conversation, ids, held, self._root(slots, row))
-        block = self._blocks.get(link.key)
-        if block is None or not block.ids.startswith(link.after):
+        kept, states = self._blocks.get(link.key, (b"", None))
+        if states is None or not kept.startswith(link.after):
             return held
-        if held + block.states.length > len(ids):  # the row may not have room for all of it
+        if held + states.length > len(ids):  # the row may not have room for all of it
             return held
-        cached = np.frombuffer(block.ids[len(link.after) :], "<i8")
+        cached = np.frombuffer(kept[len(link.after) :], "<i8")
         wanted = np.array(ids[held:-1], "<i8")[: len(cached)]
         differ = np.flatnonzero(cached[: len(wanted)] != wanted)
         shared = int(differ[0]) if len(differ) else len(wanted)
         if shared:
-            slots.extend(block.states, row=row)
+            slots.extend(states, row=row)
             slots.rewind(held + shared, row=row)
             self._touch([link.key])
             self._count(tokens=shared)
@@ -194,14 +190,10 @@ class PrefixCache:
             self._put(link, states)
             self._touch(keys)
 
-    def clear(self) -> None:
-        """Drop all blocks in memory."""
-        self._blocks.clear()
-        self._count(blocks=-self._counts.blocks, bytes=-self._counts.bytes)
-
     def close(self) -> None:
         """Drop all blocks in memory, and wait until pending files are written."""
-        self.clear()
+        self._blocks.clear()
+        self._count(blocks=-self._counts.blocks, bytes=-self._counts.bytes)
         if self._files is not None:
             self._files.close()
 
@@ -227,10 +219,10 @@ class PrefixCache:
         return _Link(_hash(b"end" + root + conversation), after, after + part)
 
     def _find(self, link: _Link, before: list[bytes], slots: Slots, row: int) -> Snapshot | None:
-        block = self._blocks.get(link.key)
-        if block is not None and block.ids == link.ids:
-            self._write(link, block.states, before)  # it may not be in a file yet
-            return block.states
+        held = self._held(link)
+        if held is not None:
+            self._write(link, held, before)  # it may not be in a file yet
+            return held
         if self._files is None:
             return None
         states = self._files.read(link.key, link.ids, slots, after=link.after, row=row)
@@ -240,11 +232,10 @@ class PrefixCache:
                 self._put(link, states)
         return states
 
-    def _holds(self, link: _Link) -> bool:
-        block = self._blocks.get(link.key)
-        if block is not None and block.ids == link.ids:
-            return True
-        return self._files is not None and self._files.has(link.key)
+    def _held(self, link: _Link) -> Snapshot | None:
+        """The states of a block in memory."""
+        ids, states = self._blocks.get(link.key, (b"", None))
+        return states if ids == link.ids else None
 
     def _insert(self, link: _Link, view: Snapshot, before: list[bytes]) -> bool:
         """Copy a block to memory, to a file, or both; `False` if neither has room."""
@@ -280,11 +271,11 @@ class PrefixCache:
     def _put(self, link: _Link, states: Snapshot) -> None:
         if link.key in self._blocks:  # other ids with the same hash
             self._drop(link.key)
-        self._blocks[link.key] = _Block(link.ids, states)
+        self._blocks[link.key] = link.ids, states
         self._count(blocks=1, bytes=_size(states))
 
     def _drop(self, key: bytes) -> None:
-        self._count(blocks=-1, bytes=-_size(self._blocks.pop(key).states))
+        self._count(blocks=-1, bytes=-_size(self._blocks.pop(key)[1]))
 
     def _touch(self, keys: list[bytes]) -> None:
         """Make a chain the most recent, its first block most of all."""
