@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -168,14 +167,9 @@ def _without_off(value: Any, kind: Any) -> Any:
 @cache
 def _fields(kind: Any) -> dict[str, Any]:
     """Types of the fields of all structures among the alternatives of a type, also in lists."""
-    return {name: of for each in _structs(kind) for name, of in get_type_hints(each).items()}
-
-
-def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        yield kind
-    for inner in get_args(kind):
-        yield from _structs(inner)
+        return get_type_hints(kind)
+    return {name: of for inner in get_args(kind) for name, of in _fields(inner).items()}
 
 
 async def _form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:

@@ -73,9 +73,8 @@ async def tokenize(call: Call, body: TokenizeBody) -> Tokens:
         )
         ids = prompt.ids
     else:
-        text, is_special = body.prompt, True
-        if text is None:
-            text, is_special = body.content, body.add_special
+        text = body.content if body.prompt is None else body.prompt
+        is_special = body.add_special if body.prompt is None else True
         if body.add_special_tokens is not None:
             is_special = body.add_special_tokens
         encode = _tokenizer(served).encode
