@@ -124,6 +124,5 @@ def test_files_of_a_failed_block_are_not_placed(tmp_path: Path) -> None:
 
 
 def test_second_process_may_not_place_files_at_the_same_time(tmp_path: Path) -> None:
-    refused = pytest.raises(BlockingIOError)
-    with placed(tmp_path, index=INDEX), refused, placed(tmp_path, index=INDEX):
+    with placed(tmp_path, index="i"), pytest.raises(BlockingIOError), placed(tmp_path, index="i"):
         pass

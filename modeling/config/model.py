@@ -350,10 +350,9 @@ class EncoderDecoderConfig(ModelConfig):
             case TokenInput(vocab_size=size) if size == self.decoder.vocab_size:
                 return
             case source if self.shared_embedding:
-                tokens = source.vocab_size if isinstance(source, TokenInput) else "none"
                 raise ConfigError(
-                    f"shared_embedding: the encoder must have the decoder's "
-                    f"{self.decoder.vocab_size} tokens (got {tokens}). Set it to False."
+                    f"shared_embedding: the encoder must have the decoder's {self.decoder.vocab_size} "
+                    f"tokens (got {getattr(source, 'vocab_size', 'none')}). Set it to False."
                 )
 
 

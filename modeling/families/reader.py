@@ -266,12 +266,11 @@ class ConfigReader:
         fates = dict(self._fates())
         read = [f"{key} {self._value(key)!r:.30}" for key, fate in fates.items() if fate == "read"]
         ignored = sum(fate == "ignored" for fate in fates.values())
-        others = f"; {ignored} more change nothing" if ignored else ""
         flags = " ".join(f"--accept-unknown {key}" for key in refused)
         return (
             f"{self.name}: expected only keys whose effect is known, got {', '.join(refused)}. "
-            f"Understood: {', '.join(read)}{others}. "
-            f"If these do not change what the model computes either, accept them: {flags}"
+            f"Understood: {', '.join(read)}{f'; {ignored} more change nothing' if ignored else ''}"
+            f". If these do not change what the model computes either, accept them: {flags}"
         )
 
     def _value(self, name: str) -> object:

@@ -210,17 +210,14 @@ def test_line_is_shorter_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch)
     assert max(map(len, screen.getvalue().split("\r"))) == 19
 
 
-def test_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = terminal(monkeypatch, delay_s=60.0)
-    with prompt_progress(lambda: (0, 64)):
-        pass
-    assert screen.getvalue() == ""
-
-
-def test_nothing_is_drawn_where_there_is_no_terminal(
+def test_nothing_is_drawn_without_a_terminal_or_for_a_short_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "PROMPT_FIRST_S", 0.0)
     with prompt_progress(lambda: (0, 64)):
         time.sleep(0.02)
     assert capsys.readouterr().err == ""
+    screen = terminal(monkeypatch, delay_s=60.0)
+    with prompt_progress(lambda: (0, 64)):
+        pass
+    assert screen.getvalue() == ""
