@@ -10,7 +10,6 @@ from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import NAME, File, Manifest
-from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import Place, staged
 
@@ -91,7 +90,5 @@ def _bundle_names(folder: Path) -> set[str]:
         manifest = manifest_file.decode((folder / NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    folders = {manifest.media_folder} if manifest.features else set()
-    folders |= {MTP} if manifest.has_head else set()
-    folders |= {TEXT} if manifest.texts else set()
+    folders = {folder for folder, _ in manifest.parts.values()}
     return {NAME, *folders, *(file.name for file in manifest.files)}

@@ -12,9 +12,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.fetched import fetched
 from ortolan.runtime.bundle.folder import (
     open_bundle,
-    open_head,
-    open_media,
-    open_texts,
+    open_part,
     retry_if_replaced,
 )
 from ortolan.runtime.bundle.manifest import wrong_kind
@@ -134,10 +132,10 @@ class _Settings:
     isolate: bool
     full_check: bool
 
-    def opened(self, open_: Callable[..., Bundle], source: Any) -> Bundle:
+    def opened(self, open_: Callable[..., Bundle], *source: Any) -> Bundle:
         # a copy hashes every file anyway
         full_check = self.full_check and not self.is_copied
-        return open_(source, full_check=full_check)
+        return open_(*source, full_check=full_check)
 
 
 @retry_if_replaced
@@ -165,10 +163,10 @@ def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadO
     adapters = open_adapters(options.get("adapters", {}), bundle)
     bundle, engine = _started(bundle, settings, adapters)
     if bundle.manifest.features is not None:
-        media = settings.opened(open_media, bundle)
+        media = settings.opened(open_part, bundle, "media")
         return Decoder(bundle, engine, Encoder(*_started(media, settings)))
     if bundle.manifest.texts is not None:
-        texts = settings.opened(open_texts, bundle)
+        texts = settings.opened(open_part, bundle, "texts")
         return Encoder(bundle, engine, Encoder(*_started(texts, settings)))
     return model(bundle, engine)
 
@@ -188,12 +186,12 @@ def _started(
     if settings.isolate:
         pass_first_load(bundle, device=device, packed=packed)
     if has_head and (settings.isolate or full_check):
-        head = open_head(bundle, full_check=full_check)
+        head = open_part(bundle, "head", full_check=full_check)
         if settings.isolate:
             pass_first_load(head, device=device)
 
     def head_engine() -> Engine:
-        head = open_head(bundle)
+        head = open_part(bundle, "head")
         if settings.is_copied:
             head = head.keeping()
         check_load(head, is_packed=False)

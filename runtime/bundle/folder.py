@@ -12,8 +12,8 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.parts import MTP, TEXT
+from ortolan.runtime.bundle.manifest import NAME, Manifest
+from ortolan.runtime.bundle.parts import PartName
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
@@ -87,57 +87,46 @@ def open_bundle(
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def open_media(bundle: Bundle, *, full_check: bool = False) -> Bundle:
-    """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`."""
-    features, media = bundle.manifest.features, bundle.manifest.media
-    expected = None if features is None else features.encoder
-    folder = bundle.path / bundle.manifest.media_folder
-    encoder = open_bundle(folder, full_check=full_check)
-    encoder = _expected(encoder, f"encoder of {media}", expected)
-    source = encoder.manifest.source
-    fits = source and features and source.medium == media and source.fits(features)
-    if not fits:
-        way = "in tiles" if features and features.tiles else "as the manifest says"
+def open_part(bundle: Bundle, name: PartName, *, full_check: bool = False) -> Bundle:
+    """Open a bundle in a bundle; same errors as `open_bundle`."""
+    folder, expected = bundle.manifest.parts[name]
+    part = open_bundle(bundle.path / folder, full_check=full_check)
+    got = manifest_file.fingerprint(part.manifest)
+    words = _PARTS[name].format(media=bundle.manifest.media)
+    if got != expected:
         raise BundleFileError(
-            f"{encoder.path}: expected an encoder that reads {media} {way}, got one of "
-            f"{'other inputs' if source is None else source.words}. Export the checkpoint again."
+            f"{part.path}: expected the {words} with the fingerprint {expected}, got {got}. "
+            "Export the checkpoint again."
         )
-    return encoder
-
-
-def open_head(bundle: Bundle, *, full_check: bool = False) -> Bundle:
-    """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`."""
-    hidden = bundle.manifest.hidden_states
-    head = open_bundle(bundle.path / MTP, full_check=full_check)
-    return _expected(head, "head", None if hidden is None else hidden.head)
-
-
-def open_texts(bundle: Bundle, *, full_check: bool = False) -> Bundle:
-    """Open the encoder of texts that images are compared with; same errors as `open_bundle`."""
-    comparison, output = bundle.manifest.texts, bundle.manifest.output
-    texts = open_bundle(bundle.path / TEXT, full_check=full_check)
-    texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
-    source = texts.manifest.source
-    if texts.manifest.output != output or source is None or source.medium != "texts":
+    if not _fits(bundle.manifest, name, part.manifest):
         raise BundleFileError(
-            f"{texts.path}: expected an encoder of texts whose embeddings are as wide as those of "
-            "the images. Export the checkpoint again."
+            f"{part.path}: expected an {words} as the manifest says, got one of "
+            f"{part.manifest.takes} to {part.manifest.gives}. Export the checkpoint again."
         )
-    return texts
+    return part
+
+
+_PARTS: dict[PartName, str] = {
+    "media": "encoder of {media}",
+    "head": "head",
+    "texts": "encoder of texts",
+}
+
+
+def _fits(manifest: Manifest, name: PartName, part: Manifest) -> bool:
+    """Whether a part reads what the manifest says, as wide as it says."""
+    source, features = part.source, manifest.features
+    if name == "media" and features is not None:
+        return source is not None and source.medium == manifest.media and source.fits(features)
+    if name == "texts":
+        is_text = source is not None and source.medium == "texts"
+        return is_text and part.output == manifest.output
+    return True
 
 
 def open_parts(bundle: Bundle, *, full_check: bool = False) -> dict[str, Bundle]:
-    """Open the bundles in a bundle, by name; same errors as `open_bundle`."""
-    openers = {
-        "media": open_media if bundle.manifest.features is not None else None,
-        "head": open_head if bundle.manifest.has_head else None,
-        "texts": open_texts if bundle.manifest.texts is not None else None,
-    }
-    return {
-        name: opener(bundle, full_check=full_check)
-        for name, opener in openers.items()
-        if opener is not None
-    }
+    """Open the bundles in a bundle; same errors as `open_bundle`."""
+    return {name: open_part(bundle, name, full_check=full_check) for name in bundle.manifest.parts}
 
 
 def files_of(bundles: Iterable[Bundle]) -> set[Path]:
@@ -147,17 +136,6 @@ def files_of(bundles: Iterable[Bundle]) -> set[Path]:
         for bundle in bundles
         for name in (NAME, *(file.name for file in bundle.manifest.files))
     }
-
-
-def _expected(part: Bundle, what: str, fingerprint: str | None) -> Bundle:
-    """A bundle in a bundle, if it has this fingerprint."""
-    got = manifest_file.fingerprint(part.manifest)
-    if fingerprint != got:
-        raise BundleFileError(
-            f"{part.path}: expected the {what} with the fingerprint {fingerprint}, got {got}. "
-            "Export the checkpoint again."
-        )
-    return part
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -23,12 +23,15 @@ from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.parts import (
+    MTP,
     SOUND,
+    TEXT,
     VISION,
     Comparison,
     Dictation,
     Features,
     HiddenStates,
+    PartName,
 )
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
@@ -340,9 +343,16 @@ class Manifest(Record, frozen=True, kw_only=True):
         return "sounds" if self.images is None else "images"
 
     @property
-    def media_folder(self) -> str:
-        """The folder with the encoder of images or sounds, if it has `features`."""
-        return SOUND if self.media == "sounds" else VISION
+    def parts(self) -> dict[PartName, tuple[str, str]]:
+        """Folders of the bundles in this bundle, and fingerprints of their manifests."""
+        parts: dict[PartName, tuple[str, str]] = {}
+        if self.features is not None:
+            parts["media"] = SOUND if self.media == "sounds" else VISION, self.features.encoder
+        if self.hidden_states is not None and self.hidden_states.head is not None:
+            parts["head"] = MTP, self.hidden_states.head
+        if self.texts is not None:
+            parts["texts"] = TEXT, self.texts.encoder
+        return parts
 
     @property
     def is_head(self) -> bool:
@@ -352,7 +362,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     @property
     def has_head(self) -> bool:
         """Whether the folder `mtp` holds a head that reads the states of this decoder."""
-        return self.hidden_states is not None and self.hidden_states.head is not None
+        return "head" in self.parts
 
     @property
     def model_kind(self) -> ModelKind:

@@ -7,6 +7,9 @@ from msgspec import Meta
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
 
+PartName = Literal["media", "head", "texts"]
+"""A bundle in a bundle, as `Manifest.parts` names it."""
+
 VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
 """Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
 its head that predicts further tokens, and the encoder of texts that images are compared with."""

@@ -40,7 +40,7 @@ class MediaReader:
         features: Features,
         pictures: Pictures,
     ) -> None:
-        # `open_media` opens no other encoders
+        # `open_part` opens no other encoders
         self._source = cast("ImageSource | PatchSource | ChunkedSource", encoder.source)
         self._vectors_of = vectors
         self._features = features

@@ -256,8 +256,6 @@ def _report(
     """Print what was made: a table, or one JSON object."""
     import msgspec
 
-    from ortolan.runtime.bundle.parts import TEXT
-
     unverified, origin = manifest.unverified, manifest.provenance
     sizes = [file.size for file in manifest.files]
     total = sum(path.stat().st_size for path in out.iterdir()) if is_genai else sum(sizes)
@@ -274,13 +272,14 @@ def _report(
             }
         )
         return
-    media, words = out / manifest.media_folder, manifest.features
+    folders = {name: out / folder for name, (folder, _) in manifest.parts.items()}
+    words = manifest.features
     print_table(
         [
             ("folder" if is_genai else "bundle", f"{out} ({size(total)}, {manifest.precision})"),
             ("weights", _weights(manifest)),
-            (manifest.media, _encoder(media, words.words) if words else None),
-            ("texts", _encoder(out / TEXT) if manifest.texts else None),
+            (manifest.media, _encoder(folders["media"], words.words) if words else None),
+            ("texts", _encoder(folders["texts"]) if manifest.texts else None),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
