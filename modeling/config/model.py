@@ -351,8 +351,8 @@ class EncoderDecoderConfig(ModelConfig):
                 return
             case source if self.shared_embedding:
                 raise ConfigError(
-                    f"shared_embedding: the encoder must have the decoder's {self.decoder.vocab_size} "
-                    f"tokens (got {getattr(source, 'vocab_size', 'none')}). Set it to False."
+                    f"shared_embedding: the encoder must have {self.decoder.vocab_size} tokens like "
+                    f"the decoder (got {getattr(source, 'vocab_size', 'none')}). Set it to False."
                 )
 
 
