@@ -64,7 +64,7 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._memory = RequestMemory(manifest, is_on_host=engine.is_on_host)
         self._requests = RequestReader(bundle, self.tokenizer)
-        self._sources = reader_of(manifest, self.tokenizer)
+        self._inputs = reader_of(manifest, self.tokenizer)
 
     @overload
     def generate(
@@ -216,7 +216,7 @@ class Seq2Seq(Model):
             raise InputError("logits accepts a single source, not a list.")
         tokens = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="ids", fewest=1)
         slots = self._engine.slots()
-        slots.sources.put([0], self._encoded([self._sources.read(source)]))
+        slots.sources.put([0], self._encoded([self._inputs.read(source)]))
         return Runner(self._engine, slots).teacher_forced(tokens)
 
     @property
@@ -243,7 +243,7 @@ class Seq2Seq(Model):
         """
         self._engine.check_usable()
         return Seq2SeqService(
-            self._engine, self._requests, self._sources, self._start, self.tokenizer, **options
+            self._engine, self._requests, self._inputs, self._start, self.tokenizer, **options
         )
 
     def _read(
@@ -252,7 +252,7 @@ class Seq2Seq(Model):
         """Check sources, options and memory before anything is computed."""
         batch = as_list(source)
         _check_count(len(batch))
-        sources = [self._sources.read(item) for item in batch]
+        sources = [self._inputs.read(item) for item in batch]
         requests = self._requests.sources(sources, options, start=self._start, first=first)
         longest = sorted(requests, key=lambda request: -request.prompt_tokens)
         check_memory(self._memory, longest[: _slots(beams)], beams=beams)
@@ -282,7 +282,7 @@ class Seq2Seq(Model):
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
     def _encoded(self, sources: Sequence[ReadInput]) -> Encoded:
-        calls = self._sources.calls(sources)
+        calls = self._inputs.calls(sources)
         return self._engine.joined([self._engine.encode_sources(feeds) for feeds in calls])
 
 
