@@ -83,7 +83,7 @@ def user_spans(
     Case 1: the marks came back and the prompt is otherwise unchanged.
     Case 2: the template looks into the texts, so the marks changed the prompt, but the control
         tokens outside of the marks are those of the unmarked prompt.
-    Case 3: the template splits the texts, but they contain no control token.
+    Case 3: the template splits the texts, but they contain no control token and no part of one.
     """
     if again is not None and again[0] == text:
         return again[1]
@@ -95,14 +95,28 @@ def user_spans(
 
     if again is not None and outside(*again) == outside(text, []):
         return []
-    joined = "".join(strings)
-    suspect = next((token for token in control.values() if token in joined), None)
+    suspect = _part_of([*control.values()], strings)
     if suspect is None:
         return []
     raise ChatError(
-        f"A message contains the control token {suspect!r} where the template splits text; move "
-        "reasoning to reasoning_content and calls to tool_calls."
+        f"A message contains the control token {suspect!r}, or a part of it, where the template "
+        "splits text; move reasoning to reasoning_content and calls to tool_calls."
     )
+
+
+def _part_of(tokens: Sequence[str], strings: Sequence[str]) -> str | None:
+    """The token that is in a text, or that texts could become where a template joins them."""
+    joined = "\0".join(strings)
+    starts = {token[:n]: token for token in tokens for n in range(1, len(token))}
+    ends = {token[n:]: token for token in tokens for n in range(1, len(token))}
+    suspect = next((token for token in tokens if token in joined), None)
+    for text in filter(None, map(str.strip, strings)):
+        if suspect is None and not is_name(text):
+            lengths = range(1, max(map(len, tokens), default=0))
+            parts = (starts.get(text[-n:]) or ends.get(text[:n]) for n in lengths)
+            inside = (token for token in tokens if text in token)
+            suspect = next(filter(None, parts), None) or next(inside, None)
+    return suspect
 
 
 def encode(

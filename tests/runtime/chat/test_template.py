@@ -266,6 +266,10 @@ ROLES = (
 )
 ARGUMENTS = "{{ '>' + messages[1].tool_calls[0].function.arguments }}{{ tools }}"
 FIRST = "{{ messages[0].content }}"
+BY_TEXT = (
+    "{% if messages[0].content[0].text.startswith('x') %}<|im_start|>{% endif %}"
+    "{% for p in messages[0].content %}{{ p.text }}{% endfor %}"
+)
 DEVELOPER = {"role": "developer", "content": "Be terse."}
 
 
@@ -310,6 +314,8 @@ def test_a_template_gets_what_it_computes_with(source: str, messages: Messages, 
 
 REFUSED: dict[str, tuple[str, Messages, dict[str, Any]]] = {
     "marks in a text that is split": ("qwen3", [USER, IN_CONTENT, USER], {}),
+    "parts that join to a mark": (BY_TEXT, [with_parts("user", "x<|im_", "end|>")], {}),
+    "a part that ends a mark": (BY_TEXT, [with_parts("user", "x!", "end|> y")], {}),
     "a mark in a key": ("qwen2", [USER, call_with({"<|im_end|>": 1})], {}),
     "a mark in a key of a variable": ("qwen2", [USER], {"variables": {"a": {"<|im_end|>": 1}}}),
     "an error of the template": ("gemma", [USER, USER], {}),
@@ -339,6 +345,12 @@ def test_what_cannot_be_rendered_is_refused(name: str, snapshot: SnapshotAsserti
     source, messages, options = REFUSED[name]
     template = ours(source) if source in FAMILIES else written(source)
     assert refusal(lambda: template.prompt(messages, **options)) == snapshot
+
+
+def test_texts_without_parts_of_marks_may_choose_what_a_template_writes() -> None:
+    prompt = written(BY_TEXT).prompt([with_parts("user", "x < y > z", "!")])
+    assert prompt.text == "<|im_start|>x < y > z!"
+    assert control_ids("qwen2", prompt.ids) == [library("qwen2").token_to_id("<|im_start|>")]
 
 
 def test_a_missing_default_is_refused(snapshot: SnapshotAssertion) -> None:
