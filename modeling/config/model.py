@@ -351,7 +351,7 @@ class EncoderDecoderConfig(ModelConfig):
                 return
             case source if self.shared_embedding:
                 raise ConfigError(
-                    f"shared_embedding: the encoder must have {self.decoder.vocab_size} tokens like "
+                    f"shared_embedding: the encoder must have {self.decoder.vocab_size} tokens, as "
                     f"the decoder (got {getattr(source, 'vocab_size', 'none')}). Set it to False."
                 )
 
