@@ -17,11 +17,12 @@ def embed_call(
 ) -> EncoderCall[NDArray[np.float32]]:
     """See `Encoder.embed`."""
     rows.expect("embedding", what="embed", expected="an encoder of embeddings")
-
-    def finish(outputs: list[Row]) -> NDArray[np.float32]:
-        return np.stack(outputs) if outputs else np.empty((0, rows.output.size), np.float32)
-
-    return rows.call(_prompted(rows, inputs, prompt), finish, truncate=truncate)
+    width = rows.output.size
+    return rows.call(
+        _prompted(rows, inputs, prompt),
+        lambda outputs: np.stack(outputs) if outputs else np.empty((0, width), np.float32),
+        truncate=truncate,
+    )
 
 
 def states_call(rows: Rows, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
