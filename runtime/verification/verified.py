@@ -22,7 +22,7 @@ from ortolan.runtime.errors import BundleError
 from ortolan.runtime.machine.processor import processor_features
 
 Stamps = Mapping[str, tuple[int, int, int, int]]
-"""Inode, size, and times of the last two kinds of change in ns, by file name."""
+"""Inode, size, mtime and ctime in ns, by file name."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
