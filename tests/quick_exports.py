@@ -29,7 +29,6 @@ from ortolan.export import adapter as adapter_export
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
-from ortolan.export.locality.check import check_locality
 from ortolan.export.manifest import describe
 from ortolan.export.progress import Progress, silent
 from ortolan.export.source import family
@@ -64,7 +63,6 @@ def install(run: Path) -> None:
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
-    setattr(own, "check_locality", _check_once)  # noqa: B010 - as above
     if GRAPHS in os.environ:
         keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
@@ -96,16 +94,6 @@ def alone(path: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-_CHECKED: dict[type, bool] = {}
-
-
-def _check_once(module: nn.Module, **facts: Any) -> bool:
-    """Check a user's own module once per class."""
-    if type(module) not in _CHECKED:
-        _CHECKED[type(module)] = check_locality(module, **facts)
-    return _CHECKED[type(module)]
 
 
 def keep_graphs(folder: Path) -> None:

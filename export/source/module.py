@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.locality.calls import check_calls
-from ortolan.export.locality.check import FEW, check_locality
-from ortolan.export.locality.perturbation import check_perturbed
-from ortolan.export.locality.steps import check_steps
+from ortolan.export.locality.check import check_locality
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
@@ -106,17 +103,9 @@ def folder_or_file(tokenizer: str | Path | None) -> tuple[Path | None, Path | No
 
 def _check(live: nn.Module, opened: Exportable) -> None:
     """Refuse a module that reads other tokens, or remembers anything, without its state."""
-    context, empty, vocab_size = opened.context_length, opened.module, opened.vocab_size
-    is_random = check_calls(live, vocab_size=vocab_size, context=context)
-    joins = check_locality(empty, context=context, takes_one=opened.takes_one, is_random=is_random)
-    check_steps(live, find_carried(empty), vocab_size=vocab_size, context=context)
-    check_perturbed(
-        live,
-        empty,
-        vocab_size=vocab_size,
-        context=min(context, FEW) if opened.takes_one else context,
-        joins=joins or opened.takes_one,
-    )
+    tokens, empty = opened.tokens, opened.module
+    special = [each for each in (tokens.bos, *tokens.eos, tokens.pad) if each is not None]
+    check_locality(live, empty, find_carried(empty), context=opened.context_length, special=special)
 
 
 def open_empty(

@@ -18,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 from ortolan import modeling
 
 PLACE = "place"
-"""Key of a node's annotation: file, line and function of the user's code."""
+"""Key of a node's annotation, a `Place`."""
+
+Place = tuple[str, int, str]
+"""File, line and function of the user's code."""
 
 _MODELING = Path(str(modeling.__file__)).parent.resolve()
 
@@ -35,13 +38,30 @@ class Annotated(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, under an annotation if a user's line calls it."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and is_of_library(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:
+        place, _ = place_of_call()
+        if place is None:
             return func(*args, **(kwargs or {}))
-        with annotate({PLACE: (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)}):
+        with annotate({PLACE: place}):
             return func(*args, **(kwargs or {}))
+
+
+def place_of_call() -> tuple[Place | None, bool]:
+    """The user's line that called the caller, and whether it did so through Ortolan's modules."""
+    frame: FrameType | None = sys._getframe(2)
+    through = False
+    while frame is not None and is_of_library(frame.f_code.co_filename):
+        through = through or is_of_ortolan(frame.f_code.co_filename)
+        frame = frame.f_back
+    if frame is None:
+        return None, through
+    return (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name), through
+
+
+@cache
+def is_of_ortolan(file: str) -> bool:
+    """Whether a file defines a state, or another part of Ortolan."""
+    path = Path(file).resolve()
+    return any(path.is_relative_to(root) for root in _LIBRARIES[1:])
 
 
 @cache
@@ -56,7 +76,7 @@ def is_of_library(file: str) -> bool:
 def line_of_node(node: fx.Node) -> str:
     """The user's line that a node comes from: " in `x.mean(1)` (model.py, line 7, in f)"."""
     place = (node.meta.get("custom") or {}).get(PLACE)
-    return "" if place is None else _described(*place)
+    return "" if place is None else described(*place)
 
 
 def line_of_error(error: BaseException) -> str:
@@ -66,9 +86,7 @@ def line_of_error(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not is_of_library(frame.filename)
     ]
-    return (
-        _described(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else ""
-    )
+    return described(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else ""
 
 
 def line_of_model(error: BaseException) -> str:
@@ -82,7 +100,7 @@ def line_of_model(error: BaseException) -> str:
         if file.resolve().is_relative_to(_MODELING):
             name = names.get(id(module), "")
             where = f" in {name}" if name else ""
-            where += _described(str(file), line, frame.f_code.co_name)
+            where += described(str(file), line, frame.f_code.co_name)
     return where
 
 
@@ -111,6 +129,7 @@ def node_in(error: BaseException) -> fx.Node | None:
     return None
 
 
-def _described(file: str, line: int, function: str) -> str:
+def described(file: str, line: int, function: str) -> str:
+    """A line as part of a sentence."""
     code = linecache.getline(file, line).strip()
     return f" in `{code}` ({Path(file).name}, line {line}, in {function})"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ortolan.modeling.state import State
+from ortolan.modeling.state import State, WholeState
 
 VOCAB, WIDTH, HEADS = 61, 16, 2
 
@@ -254,23 +254,211 @@ class Rare(Base):
             return torch.stack([self.mlp(x), x, x.argsort(-1).float()], -1).mean(-1)
 
 
-class Dispatched(Experts):
-    """Tokens gathered for each expert, and added back in their places."""
+class Grouped(Base):
+    """Fewer keys than queries, values wider than keys, a window, and sinks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, 4 * 8), nn.Linear(WIDTH, 8 + 12)
+        self.sinks, self.out = nn.Parameter(torch.randn(4)), nn.Linear(4 * 12, WIDTH)
+
+    def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
+        q = self.q(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        k, v = self.kv(x)[:, None].split((8, 12), -1)
+        out = state.attend(0, q, k, v, window=21, scale=0.2, sinks=self.sinks)
+        mixed: Tensor = x + self.out(out.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class Delta(Base):
+    """Linear attention of the state with a decay and the delta rule."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        q, k, v = self.heads(x)
+        k = F.normalize(k, dim=-1)
+        decay = F.logsigmoid(x[..., :HEADS].transpose(1, 2)) / 8
+        rate = torch.sigmoid(x[..., -HEADS:].transpose(1, 2))
+        out = state.recur("delta", q, k, v, decay=decay, rate=rate, scale=0.3)
+        return x + out.transpose(1, 2).flatten(2)
+
+
+class Selective(Base):
+    """A selective scan token by token after a convolution, without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps, self.rates = nn.Parameter(torch.randn(WIDTH, 3) / 3), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        x = F.silu(state.convolve("taps", x.transpose(1, 2), self.taps)).transpose(1, 2)
+        hidden, out = state.recall("hidden", (WIDTH,), x), []
+        for token in state.tokens(x):
+            rate = torch.sigmoid(self.rates(token))
+            hidden = rate * hidden + (1 - rate) * token
+            out.append(hidden)
+        state.keep("hidden", hidden)
+        logits: Tensor = self.head(torch.stack(out, 1) + x)
+        return logits
+
+
+class Retained(Base):
+    """Retention with decaying weights, over the vectors of all tokens so far."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        vectors, seen = state.extend("vectors", x)
+        distance = state.positions(ids)[..., None] - torch.arange(vectors.shape[1])
+        weights = torch.where(seen, 0.9 ** distance.clamp(min=0).float(), 0.0)
+        return x + (x @ vectors.transpose(1, 2) * weights) @ vectors / 16
+
+
+class Averaged(Base):
+    """The mean of all tokens so far: a sum that is continued, and positions."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        sums = x.cumsum(1) + state.recall("sum", (WIDTH,), x)[:, None]
+        state.keep("sum", sums[:, -1])
+        return x + sums / (state.positions(ids)[..., None] + 1)
+
+
+class Largest(Base):
+    """The largest value so far, which is continued."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        largest = state.recall("largest", (WIDTH,), x)
+        place = torch.arange(x.shape[1])
+        earlier = (place[:, None] >= place)[..., None]
+        within = torch.where(earlier, x[:, None], -torch.inf).amax(2)
+        so_far = torch.maximum(within, largest[:, None])
+        state.keep("largest", so_far[:, -1])
+        return x + so_far / 2
+
+
+class Trigram(Base):
+    """Every id with the two before it, as numbers in a table."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        early = state.recall("ids", (2,), self.embed.weight[:1, :1].expand(ids.shape[0], -1)).long()
+        padded = torch.cat([early, ids], 1)
+        state.keep("ids", padded[:, -2:].to(self.embed.weight.dtype))
+        hashed = (padded[:, 2:] * 7 + padded[:, 1:-1] * 31 + padded[:, :-2] * 17) % VOCAB
+        x: Tensor = self.embed(ids) + self.embed(hashed)
+        return x
+
+
+class OwnRules(Base):
+    """Rules on a token's own id, position, and values."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x = self.embed(ids) * torch.where(ids == 7, 3.0, 1.0)[..., None]
+        return torch.where(state.positions(ids)[..., None] >= 64, -x, x)
 
     def after(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, WIDTH)
-        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
-        out = torch.zeros_like(flat)
-        for number in range(4):
-            token, place = torch.where(chosen == number)
-            share = weights[token, place][:, None]
-            out = out.index_add(0, token, (flat[token] @ self.experts[number]) * share)
-        return x + out.view_as(x)
+        return torch.where(x.abs().amax(-1, keepdim=True) > 4, x / 2, x)
+
+
+class Sinusoidal(Base):
+    """Sines and cosines of positions, and attention to normalized keys."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        rates = 100.0 ** -(torch.arange(WIDTH // 2) / 8)
+        angles = state.positions(ids)[..., None] * rates
+        x: Tensor = self.embed(ids) + torch.cat([angles.sin(), angles.cos()], -1)
+        return x
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().heads(x)
+        return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v
+
+
+class Differential(Base):
+    """The difference of two softmaxes, with a learned factor without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.4))
+
+    def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
+        q, k, v = self.heads(x)
+        out = state.attend(0, q, k, v) - self.factor * state.attend(1, q.flip(-1), k, v)
+        return x + out.transpose(1, 2).flatten(2)
+
+
+class Deep(Base):
+    """Twelve layers with dropout that is off, and tables made in the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.table: Tensor | None = None
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0.5, 1.5, WIDTH)
+        x: Tensor = self.drop(super().before(ids, state)) * self.table
+        return x
+
+    def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
+        for layer in range(12):
+            out = state.attend(layer, *self.heads(x)).transpose(1, 2).flatten(2)
+            x = self.drop(x + out)
+            x = x + self.mlp(x)
+        return x
+
+
+class Rounded(Base):
+    """Activations rounded to few levels: a number between two hangs on its last bits."""
+
+    def after(self, x: Tensor) -> Tensor:
+        return (x * 8).round() / 8
+
+
+class Chaotic(Looped):
+    """A cell with large weights, in which roundings grow from token to token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.cell.parameters():
+            parameter.data *= 4
+
+
+class LoudLogits(Base):
+    """Logits that are far larger than 1."""
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        return super().forward(ids, state) * 3000
+
+
+class QuietLogits(Base):
+    """Vectors and logits that are far smaller than 1."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        return super().before(ids, state) / 500
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        return F.linear(self.block(self.before(ids, state), state), self.head.weight) / 1000
+
+
+class Penalized(Base):
+    """Logits of ids that a text contains are lowered, by counts that are continued."""
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        logits = super().forward(ids, state)
+        hot = F.one_hot(ids, VOCAB).to(logits.dtype)
+        counts = hot.cumsum(1) + state.recall("counts", (VOCAB,), logits)[:, None]
+        state.keep("counts", counts[:, -1])
+        return logits - counts.clamp(max=3)
 
 
 HONEST: tuple[type[Base], ...] = (
     *(Base, LearnedPositions, OwnRotary, TableRotary, Alibi, Experts, GatheredExperts),
     *(Convolved, Summed, Looped, Linear, Shared, Normed, Rare),
+    *(Grouped, Delta, Selective, Retained, Averaged, Largest, Trigram, OwnRules, Sinusoidal),
+    *(Differential, Deep, Rounded, Chaotic, LoudLogits, QuietLogits, Penalized),
 )
 
 # --- dishonest ----------------------------------------------------------------------------------
@@ -316,53 +504,97 @@ DISHONEST: dict[str, tuple[Change, str]] = {
     "another rule from place 200": (_from_place_200, "place in the chunk"),
     "a flag once token 7 was seen": (
         lambda ids, x: x + (ids == 7).cumsum(1).clamp(max=1)[..., None],
-        "cumsum in `.*` .* reads other tokens",
+        "reads other tokens",
     ),
     "whether token 7 is there": (
         lambda ids, x: x + (ids == 7).any(1)[:, None, None],
-        "any in `.*` .* reads other tokens",
+        "reads other tokens",
     ),
     "whether token 7 is anywhere": (
         lambda ids, x: x * torch.where((ids == 7).any(), 2.0, 1.0),
-        "any in `.*` .* mixes the rows",
+        "reads other tokens|row",
     ),
-    "the largest of all": (lambda ids, x: x / x.max(), "max in `.*` .* mixes the rows"),
-    "the largest so far": (lambda ids, x: x.cummax(1).values, "cummax in `.*` .* reads other"),
+    "the largest of all": (lambda ids, x: x / x.max(), "rows|reads other tokens"),
+    "the largest so far": (lambda ids, x: x.cummax(1).values, "reads other tokens"),
     "a mean over the batch": (
         lambda ids, x: x + x.mean(0, keepdim=True),
-        "mean in `.*` .* mixes the rows of a batch",
+        "mixes the rows of a batch",
     ),
     "a mean over the tokens": (
         lambda ids, x: x + x.mean(1, keepdim=True),
-        "mean in `.*x.mean.1, keepdim=True.*` .* reads other tokens",
+        "reads other tokens .*x.mean.1, keepdim=True",
     ),
-    "the reverse order": (lambda ids, x: x + x.flip(1), "flip in `.*` .* reads other tokens"),
-    "batch norm that trains": (_trained_norm, "reads other tokens|mixes the rows"),
+    "the reverse order": (lambda ids, x: x + x.flip(1), "reads other tokens"),
+    "batch norm that trains": (_trained_norm, "reads other tokens|row"),
     "rolled by 300": (lambda ids, x: x + x.roll(300, 1), "reads other tokens"),
-    "a cumulative sum": (lambda ids, x: x + x.cumsum(1) / 99, "cumsum in"),
-    "sorted over the tokens": (lambda ids, x: x.sort(1).values, "sort in"),
+    "a cumulative sum": (lambda ids, x: x + x.cumsum(1) / 99, "reads other tokens"),
+    "sorted over the tokens": (lambda ids, x: x.sort(1).values, "reads other tokens"),
     "the last token for all": (lambda ids, x: x + x[:, -1:], "reads other tokens"),
     "places counted from 0": (
         lambda ids, x: x + torch.arange(x.shape[1])[:, None] / 99,
-        "arange in .* place in the chunk",
+        "place in the chunk .*arange",
     ),
     "the token before, in place": (_written, "reads other tokens"),
-    "attention of its own": (_own_attention, "in _own_attention"),
+    "attention of its own": (_own_attention, "reads other tokens .* in _own_attention"),
     "a product of tokens": (lambda ids, x: x + (x @ x.transpose(1, 2)) @ x, "reads other tokens"),
     "a convolution": (
         lambda ids, x: F.conv1d(
             F.pad(x.transpose(1, 2), (2, 0)), torch.ones(WIDTH, WIDTH, 3) / 48
         ).transpose(1, 2),
-        "pad.* reads other tokens",
+        "reads other tokens",
     ),
-    "rows flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "mixes"),
+    "rows flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "row"),
     "the other row": (lambda ids, x: x + x.roll(1, 0), "mixes the rows"),
     "pooled tokens": (
         lambda ids, x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2),
-        "avg_pool",
+        "reads other tokens .*avg_pool",
+    ),
+    "a small part of the mean": (
+        lambda ids, x: x + x.mean(1, keepdim=True) / 1000,
+        "reads other tokens",
+    ),
+    "a small part of the token before": (
+        lambda ids, x: x + _shift(x, 1) / 1000,
+        "reads other tokens",
+    ),
+    "only after token 7": (
+        lambda ids, x: x + (_shift(ids[..., None], 1) == 7),
+        "reads other tokens",
+    ),
+    "once the last id was seen": (
+        lambda ids, x: x + (ids == VOCAB - 1).cumsum(1)[..., None],
+        "reads other tokens",
+    ),
+    "padding counted": (
+        lambda ids, x: x / (ids != 0).sum(1)[:, None, None],
+        "reads other tokens|place",
+    ),
+    "from place 64 on the token before": (
+        lambda ids, x: torch.where((torch.arange(x.shape[1]) >= 64)[:, None], _shift(x, 1), x),
+        "reads other tokens|place",
+    ),
+    "other numbers in even lengths": (
+        lambda ids, x: x * 2 if ids.shape[1] % 2 == 0 else x,
+        "a branch on the number",
+    ),
+    "the length as a tensor": (
+        lambda ids, x: x + torch.ones(x.shape[1]).sum() / 100,
+        "place in the chunk|a branch|reads",
+    ),
+    "divided by the rows": (lambda ids, x: x / ids.shape[0], "row"),
+    "a flag once a value was large": (
+        lambda ids, x: x + (x[..., :1] > 20).cumsum(1) / 9,
+        "reads other tokens|place in the chunk",
+    ),
+    "a window of its own": (
+        lambda ids, x: x + F.pad(x, (0, 0, 7, 0)).unfold(1, 8, 1).mean(-1),
+        "reads other tokens",
     ),
 }
 """A function of ids `(B, S)` and vectors `(B, S, E)`, and a pattern of its refusal."""
+
+OF_VALUES = "a flag once a value was large"
+"""Embeddings never have such values: it is dishonest only after attention."""
 
 
 class Dishonest(Base):
@@ -384,3 +616,117 @@ class FlagWithoutState(Summed):
 
     def after(self, x: Tensor) -> Tensor:
         return x + (x[..., :1] > 5).cumsum(1).clamp(max=1)
+
+
+class FirstPositions(LearnedPositions):
+    """Positions of the first row for all."""
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x = self.embed(ids) + self.places(state.positions(ids)[:1])
+        out: Tensor = self.head(self.block(x, state))
+        return out
+
+
+class LooksAhead(Base):
+    """A mask that lets every token see the next one."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        vectors, seen = state.extend("vectors", x)
+        seen = seen | F.pad(seen, (1, 0))[..., :-1]
+        return x + torch.where(seen, x @ vectors.transpose(1, 2), 0.0) @ vectors / 99
+
+
+class ChunkForgotten(Base):
+    """A sum that every call begins anew."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        sums = x.cumsum(1) + state.recall("sum", (WIDTH,), x)[:, None]
+        state.keep("sum", x.sum(1))
+        return x + sums / 9
+
+
+class DecayOfCalls(Base):
+    """A sum that decays with every call, not with every token."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        sums = state.recall("sum", (WIDTH,), x)
+        state.keep("sum", sums * 0.9 + x.sum(1))
+        return x
+
+
+class OtherThanInTraining(Base):
+    """Another factor over a cache."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids) * (1.0 if isinstance(state, WholeState) else 1.1)
+        return x
+
+
+class SmallBesideState(Summed):
+    """A small part of the mean, which no state continues, beside a sum that one does."""
+
+    def after(self, x: Tensor) -> Tensor:
+        return x + x.cumsum(1) / 1000
+
+
+class IdBesideState(Summed):
+    """Whether the token before is 7, which no state continues, beside a sum that one does."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        return super().before(ids, state) + (_shift(ids[..., None], 1) == 7)
+
+
+class RarelyRandom(Base):
+    """A few numbers are dropped in every call."""
+
+    def after(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.003)
+
+
+class EvenCalls(Base):
+    """Every second call computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls: list[int] = []
+        self.counted: Callable[[], None] = lambda: calls.append(1)
+        self.count: Callable[[], int] = lambda: len(calls)
+
+    def after(self, x: Tensor) -> Tensor:
+        self.counted()
+        return x if self.count() % 2 else -x
+
+
+class ManyCalls(EvenCalls):
+    """Something else from the 40th call on."""
+
+    def after(self, x: Tensor) -> Tensor:
+        self.counted()
+        return x if self.count() < 40 else -x
+
+
+class OneRow(Trigram):
+    """A state for as many rows as there were in the first call."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        return super().before(ids, state) + torch.zeros(len(ids), 1, 1)
+
+
+DISHONEST_STATES: dict[type[Base], str] = {
+    FlagWithoutState: "no state does.* in after",
+    FirstPositions: "place in the chunk",
+    OneRow: "a branch on the number .* in before",
+    LooksAhead: "changes when token",
+    ChunkForgotten: "no state does|counts or weighs calls",
+    DecayOfCalls: "counts or weighs calls",
+    OtherThanInTraining: "no state does",
+    SmallBesideState: "no state does",
+    IdBesideState: "no state does",
+    RarelyRandom: "forward is random",
+    EvenCalls: "remembers something",
+    ManyCalls: "remembers something|no state does|changes when",
+}
+"""Modules that use a state, or others' calls, and patterns of their refusals."""
