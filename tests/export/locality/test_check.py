@@ -4,15 +4,13 @@ import re
 
 import pytest
 import torch
-from tests.export.locality.user_modules import (
+from tests.export.locality.dishonest_modules import (
     DISHONEST,
     DISHONEST_STATES,
-    HONEST,
     OF_VALUES,
-    VOCAB,
-    Base,
     Dishonest,
 )
+from tests.export.locality.user_modules import HONEST, VOCAB, Base
 from torch import nn
 
 from ortolan.export.locality.check import check_locality, probe_ids
@@ -45,7 +43,7 @@ def test_a_module_that_reads_other_tokens_is_refused(name: str, late: bool) -> N
         check(Dishonest(change, late=late))
     text = str(refused.value)
     assert re.search(expected, text)
-    assert "user_modules.py, line " in text
+    assert "dishonest_modules.py, line " in text
     assert "a branch on" in text or re.search(r"(logits|query|key|value).* at token \d+ by", text)
 
 
