@@ -88,7 +88,6 @@ SETTINGS = (
     ours("auto", "KL 0.05", "--max-kl", "0.05", precision="auto"),
     ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
-    *groups("hqq", "--method", "hqq", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
     *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
     point("onnxruntime-genai", "int4", GENAI, *GENAI.convert["int4"]),

@@ -16,7 +16,7 @@ from ortolan.runtime.engine.threads import physical_cores
 START_S = 14.0
 """Seconds of an export without its weights: start, traces, first use of each kernel."""
 
-WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "hqq": 100.0, "gptq": 300.0}
+WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "gptq": 300.0}
 """Nanoseconds per weight on one core, with reference and verification; see `seconds_of`."""
 
 CALIBRATE_NS, GUIDE_NS, WRITE_NS = 0.04, 0.12, 0.04

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 Device = Literal["cpu", "cuda", "webgpu", "web"]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-Method = Literal["rtn", "hqq", "gptq"]
+Method = Literal["rtn", "gptq"]
 Effort = Literal["quick", "normal", "best"]
 GroupSize = Literal[32, 64, 128, 256]
 HeadBits = Literal[4, 8]
@@ -44,8 +44,7 @@ class Int8(_Integers):
     Attributes:
         effort: time to spend; the default of `method` and `calibration_sequences`. `quick` and
             `normal` round to nearest, `best` calibrates.
-        method: `rtn` rounds to the nearest code, `hqq` fits the weight, `gptq` fits the outputs on
-            calibration data.
+        method: `rtn` rounds to the nearest code, `gptq` fits the outputs on calibration data.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point per group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.

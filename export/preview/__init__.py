@@ -1,1 +1,1 @@
-"""Previews of an export: the bundle, the cost, and how it would run. No weights are read."""
+"""Previews of an export: the bundle and its cost. No weights are read."""

@@ -1,16 +1,14 @@
-"""Estimates what an export costs, and how its bundle will run."""
+"""Estimates the sizes of an export: its memory, its bundle, and the memory of that."""
 
 from collections.abc import Mapping
+from math import prod
 
 import msgspec
 from torch import nn
 
-from ortolan.export.duration import core_flops, seconds_of
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.calibration import own_calibration
 from ortolan.export.options import Method, PrecisionName
 from ortolan.export.parameters import count, is_matrix, weights_of
-from ortolan.export.preview.run import Run, predict_run
 from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import Quantization, resolve
 from ortolan.export.sizes import pages
@@ -18,11 +16,17 @@ from ortolan.export.sizes import pages
 PROGRAM_BYTES = 550 << 20
 """Bytes of memory of an export without the model: PyTorch, ONNX, a trace."""
 
-LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1.5, "gptq": 4.0}
+LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "gptq": 4.0}
 """Float32 copies of the largest layer that are in memory at once, per method."""
 
 FLOAT_BYTES = 4
 """Bytes of a weight that is not rounded, on the CPU."""
+
+PROMPT_TOKENS = 512
+"""Tokens in the states whose memory counts."""
+
+GENERATING_BYTES = 110 << 20
+"""Bytes of memory of a generating process without the model."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,26 +36,23 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         bundle_bytes: size of the weights, with those of encoders in the bundle.
         method: of rounding; None for floats.
         memory_bytes: peak memory: the program, and copies of the largest layer.
-        seconds: on this machine, as busy as it is now (`duration.seconds_of`).
-        run: of the bundle; None where it cannot be predicted.
+        run_memory_bytes: memory of a process that generates on the CPU after `PROMPT_TOKENS`
+            tokens; None for other kinds than decoders.
     """
 
     bundle_bytes: int
     method: Method | None
     memory_bytes: int
-    seconds: float
-    run: Run | None
+    run_memory_bytes: int | None
 
 
 def costs(model: Exportable) -> dict[str, Cost]:
     """The cost of each precision with default options."""
     names: tuple[PrecisionName, ...] = ("fp32", "int8", "int4")
-    writes = own_calibration(model) is None
-    flops = core_flops()
-    return {name: _cost(model, name, writes=writes, flops=flops) for name in names}
+    return {name: _cost(model, name) for name in names}
 
 
-def _cost(model: Exportable, precision: PrecisionName, *, writes: bool, flops: float) -> Cost:
+def _cost(model: Exportable, precision: PrecisionName) -> Cost:
     plan = resolve(model.kind, precision=precision, takes_one=model.takes_one)
     quantization = plan.quantization
     method = None if quantization is None else quantization.method
@@ -70,9 +71,36 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool, flops: f
         bundle_bytes=_blob_bytes(model, quantization) + part_bytes,
         method=method,
         memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
-        seconds=seconds_of(model, quantization, writes=writes, flops=flops),
-        run=predict_run(model, quantization, more_bytes=part_bytes),
+        run_memory_bytes=_run_memory(model, quantization, part_bytes),
     )
+
+
+def _run_memory(
+    model: Exportable, quantization: Quantization | None, part_bytes: int
+) -> int | None:
+    """Bytes of a generating process: packed weights, whose scales stay mapped besides, states."""
+    if model.kind != "decoder":
+        return None
+    blocks, head = 0, 0
+    for name, owner, weight in weights_of(model.module):
+        if not is_matrix(model, owner, weight):
+            continue
+        if quantization is None:
+            packed = FLOAT_BYTES * weight.numel()
+        else:
+            *experts, rows, columns = weight.shape
+            scheme = scheme_of(name, columns, quantization, model.weights)
+            codes, scales, *others = scheme.sizes(rows, columns)
+            packed = prod(experts) * (codes + 2 * scales + sum(others))
+        if len(weight) == model.vocab_size:  # the last one is the head, tied or not
+            head = packed
+        elif not isinstance(owner, nn.Embedding):
+            blocks += packed
+    states = sum(
+        state.unit_bytes * (PROMPT_TOKENS if state.update == "append" else 1)
+        for state in model.states("float32")
+    )
+    return GENERATING_BYTES + blocks + head + states + part_bytes
 
 
 def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:

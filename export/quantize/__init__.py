@@ -2,7 +2,6 @@
 
 blocks      codes with one scale per group of inputs, and their layouts
 rtn         codes by rounding to nearest
-hqq         codes that fit the weight
 gptq        codes that fit the outputs; `calibrate` runs the model for it, `refine` improves them
 channel     int8 with one scale per output, for products of integers
 schemes     which weights of the graphs become codes, in which format

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
-from ortolan.export.options import Method
 from ortolan.export.products import linear
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.guide import Importance
 from ortolan.export.quantize.places import Place, places_of, tables_of
 from ortolan.export.quantize.refine import refine
-from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
+from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_weight
 from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
@@ -57,7 +56,7 @@ def calibrated_weights(
     importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
+    """Every weight of a plan by GPTQ, except embeddings and experts, which no input is seen of.
 
     Yields:
         Each weight once; read its parts before the next weight.
@@ -112,10 +111,9 @@ def in_schemes(
     if waiting is not None:
         yield from rounded(waiting)
     for name in pending:  # embeddings, experts, and products that no input reached
-        method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
+        are_experts = len(model.weights.shape(name)) == 3
         for scheme in plan[name]:
-            parts = round_rows(model.weights, name, scheme, method)
-            yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
+            yield round_weight(model.weights, name, scheme, search=are_experts)
     progress("calibrate", len(plan), len(plan))
 
 

@@ -7,7 +7,7 @@ from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import importance, is_affordable
-from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
+from ortolan.export.quantize.rounding import QuantizedWeight, round_weight
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
@@ -25,7 +25,8 @@ def find_codes(
     yield from stored_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
-        yield from round_weights(model.weights, rest, quantization.method)
+        for name, scheme in rest.items():
+            yield round_weight(model.weights, name, scheme)
     elif rest:
         weighting = ALL_EQUAL
         if quantization.is_guided and is_affordable(model, sum(map(len, inputs.ids)), rest):

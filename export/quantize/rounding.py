@@ -3,14 +3,15 @@
 Shape letters: n rows of a weight, N all of them, K its columns.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ortolan.export.options import Method
-from ortolan.export.quantize import hqq, rtn
+from ortolan.export.quantize import rtn
 from ortolan.export.quantize.blocks import Codes
 from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import Weights
@@ -25,13 +26,8 @@ READ_CHUNKS = 16
 TRIM_READS = 8
 """Reads after which free memory is returned to the system, since malloc would keep it."""
 
-Round = Callable[[Tensor, Scheme], Codes]
-
 StoredMethod = Method | Literal["kept"]
 """How codes were found, as the manifest says; `kept` ones are the checkpoint's own."""
-
-WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
-"""Methods that need no calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +55,16 @@ class QuantizedWeight:
     parts: Iterator[Part]
 
 
-def round_weights(
-    weights: Weights, plan: Mapping[str, Scheme], method: Method
-) -> Iterator[QuantizedWeight]:
-    """Round every weight, by a method that needs no calibration."""
-    for name, scheme in plan.items():
-        parts = round_rows(weights, name, scheme, method)
-        yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
-
-
-def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> Iterator[Part]:
-    """Round one weight, a few rows at a time."""
-    for rows in row_chunks(weights, name):
-        yield Part(rows=rows, codes=WITHOUT_DATA[method](rows, scheme))
+def round_weight(
+    weights: Weights, name: str, scheme: Scheme, *, search: bool = False
+) -> QuantizedWeight:
+    """Round a weight to nearest, a few rows at a time; `search` looks for better scales."""
+    parts = (
+        Part(rows=rows, codes=rtn.quantize(rows, scheme, importance=equal))
+        for rows in row_chunks(weights, name)
+        for equal in [torch.ones(rows.shape[1]) if search else None]
+    )
+    return QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=parts)
 
 
 def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:

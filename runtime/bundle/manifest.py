@@ -202,7 +202,7 @@ class QuantizedTensor(Record, frozen=True, kw_only=True):
     Attributes:
         group: values of a row that share a scale (group size); `None` for a whole row.
         symmetric: whether there are no zero points.
-        method: how the weight was rounded: `rtn`, `hqq`, `gptq`, `tuned` (after `gptq`), or `kept`
+        method: how the weight was rounded: `rtn`, `gptq`, `tuned` (after `gptq`), or `kept`
             if the checkpoint was quantized already.
         error: norm of the rounding error, relative to the norm of the weight.
     """
@@ -211,7 +211,7 @@ class QuantizedTensor(Record, frozen=True, kw_only=True):
     bits: Literal[4, 8]
     group: Literal[32, 64, 128, 256] | None
     symmetric: bool
-    method: Literal["rtn", "hqq", "gptq", "tuned", "kept"]
+    method: Literal["rtn", "gptq", "tuned", "kept"]
     error: Annotated[float, Meta(ge=0)]
 
 

@@ -256,7 +256,7 @@ def test_int4_for_cuda_has_float16_around_it_and_is_proven_on_the_cpu(tmp_path: 
         MODULES["qwen2"](),
         tmp_path / "bundle",
         device="cuda",
-        precision=Int4(method="hqq", group_size=32, asymmetric=True),
+        precision=Int4(method="rtn", group_size=32, asymmetric=True),
         options=ExportOptions(max_kl=1.0),
     )
     assert bundle.manifest.devices == ("cuda", "cpu")

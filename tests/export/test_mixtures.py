@@ -45,7 +45,7 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
 ) -> None:
     options = ExportOptions(graphs="split", prefill_precision="int8", max_kl=0.01)
     bundle = ortolan.export(
-        model, tmp_path / "bundle", precision=Int4(method="hqq"), options=options
+        model, tmp_path / "bundle", precision=Int4(method="rtn"), options=options
     )
     # Experts have no form as products of integers.
     for role in bundle.manifest.graphs:
@@ -53,7 +53,7 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
         assert "MoE" not in operators(bundle, role)
     stored = {tensor.name: tensor for tensor in bundle.manifest.quantized}
     assert [stored[name].bits for name in EXPERTS] == [4, 4]
-    assert {stored[name].method for name in EXPERTS} == {"hqq"}
+    assert {stored[name].method for name in EXPERTS} == {"rtn"}
     assert all(0.01 < stored[name].error < 0.1 for name in EXPERTS)
     assert not any("router" in name or "shared_gate" in name for name in stored)
 
@@ -75,7 +75,7 @@ def test_experts_are_rounded_where_products_are_calibrated(model: DecoderModel) 
         found[weight.name] = weight.method
         for _ in weight.parts:
             pass
-    assert found == dict.fromkeys(names[2:], "gptq") | dict.fromkeys(EXPERTS, "hqq")
+    assert found == dict.fromkeys(names[2:], "gptq") | dict.fromkeys(EXPERTS, "rtn")
 
 
 @pytest.mark.slow

@@ -89,11 +89,11 @@ def logits(module: DecoderModel, ids: list[int]) -> Array:
     return made
 
 
-HQQ = Int4(method="hqq")
+RTN = Int4(method="rtn")
 
 
 def export(
-    module: DecoderModel, out: Path, precision: Precision = HQQ, **options: Any
+    module: DecoderModel, out: Path, precision: Precision = RTN, **options: Any
 ) -> tuple[Bundle, ortolan.Decoder]:
     bundle = ortolan.export(
         module, out, precision=precision, options=ExportOptions(**{"max_kl": 5.0} | options)
@@ -212,7 +212,7 @@ def test_portable_bundle_has_the_same_tokens(
 def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     bundle, _ = export(
-        module, tmp_path / "out", replace(HQQ, exclude=["blocks.0.*", "embedding.weight"])
+        module, tmp_path / "out", replace(RTN, exclude=["blocks.0.*", "embedding.weight"])
     )
     layers = ("attention.qkv", "attention.out", *(f"feed_forward.{n}" for n in GATED))
     names = {tensor.name for tensor in bundle.manifest.quantized}

@@ -45,7 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "encoder": {},
     "encoder-int8": {"precision": "int8", "options": BOUND},
     "encoder-int4": {
-        "precision": Int4(method="hqq", group_size=32, asymmetric=True),
+        "precision": Int4(method="rtn", group_size=32, asymmetric=True),
         "options": BOUND,
     },
     "encoder-products": {"precision": "int8", "options": PRODUCTS},
@@ -53,7 +53,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "seq2seq": {},
     "seq2seq-int8": {"precision": "int8", "options": replace(BOUND, attention_maps=True)},
     "seq2seq-int4": {
-        "precision": Int4(method="hqq"),
+        "precision": Int4(method="rtn"),
         "options": BOUND,
     },
     "seq2seq-products": {"precision": "int8", "options": replace(PRODUCTS, attention_maps=True)},

@@ -10,14 +10,13 @@ import click
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.output import aligned, print_json, print_table, size
-from ortolan.cli.progress import duration, progress
+from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:  # PyTorch is imported when a command runs
     from collections.abc import Mapping
 
     from ortolan.export.preview.cost import Cost
     from ortolan.export.preview.preview import Preview
-    from ortolan.export.preview.run import Run
 
 
 @click.command()
@@ -89,7 +88,6 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
 
     with extra("export", command="inspect"):
         from ortolan.export.preview.preview import preview
-        from ortolan.export.preview.run import PROMPT_TOKENS
 
     with progress() as steps:
         about = preview(path, via=via, progress=steps)
@@ -120,10 +118,6 @@ def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
     default = f" (default{kept if about.default != 'fp32' else ''})"
     costs = [(name, _cost(cost)) for name, cost in about.precisions.items()]
     print_table([(f"  {name}", cost + default * (name == about.default)) for name, cost in costs])
-    runs = {name: cost.run for name, cost in about.precisions.items() if cost.run is not None}
-    if runs:
-        print(f"\npredicted speed on this machine, with a prompt of {PROMPT_TOKENS} tokens")
-        print_table([(f"  {name}", _run(run)) for name, run in runs.items()])
 
 
 def _layers(layers: Mapping[str, int], width: int | None) -> str:
@@ -149,19 +143,10 @@ def _keys(about: Preview) -> str:
     )
 
 
-def _run(run: Run) -> str:
-    memory = f"memory {size(run.memory_bytes)}"
-    if run.first_token_seconds is None or run.tokens_per_second is None:
-        return f"{memory}, more than is free"
-    return (
-        f"{memory}, first token after {run.first_token_seconds:.2f} s, "
-        f"{run.tokens_per_second:.1f} tokens/s"
-    )
-
-
 def _cost(cost: Cost) -> str:
     method = "" if cost.method is None else f" by {cost.method}"
+    runs = "" if cost.run_memory_bytes is None else f", {size(cost.run_memory_bytes)} to generate"
     return (
-        f"weights of {size(cost.bundle_bytes)}{method}, memory {size(cost.memory_bytes)}, "
-        f"{duration(cost.seconds)}"
+        f"weights of {size(cost.bundle_bytes)}{method}; memory {size(cost.memory_bytes)} to export"
+        f"{runs}"
     )

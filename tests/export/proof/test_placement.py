@@ -37,7 +37,7 @@ def test_int4_with_an_int8_prefill_leaves_cuda_in_known_places(tmp_path: Path) -
     bundle = ortolan.export(
         tiny_models.decoder(tiny_models.llama()),
         tmp_path / "bundle",
-        precision=Int4(method="hqq"),
+        precision=Int4(method="rtn"),
         options=ExportOptions(graphs="split", prefill_precision="int8"),
     )
     assert placement(bundle, "cpu").misplaced == ()

@@ -22,7 +22,7 @@ from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
 from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.candidates import Candidates, fit_with_loss
 from ortolan.export.quantize.effects import Reference, distances, some_of
-from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
+from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_weight
 from ortolan.export.scheme import Scheme
 from ortolan.export.source import open_exportable
 from ortolan.export.streamed import RoundsInputs
@@ -47,7 +47,7 @@ WEIGHTS = DerivedWeights(
 
 def rounded(made: Candidates, weights: Weights, name: str, scheme: Scheme = SCHEME) -> list[Part]:
     """Add a weight that is rounded to nearest, and return its parts."""
-    parts = list(round_rows(weights, name, scheme, "rtn"))
+    parts = list(round_weight(weights, name, scheme).parts)
     made.add(QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=iter(parts)))
     return parts
 
