@@ -19,7 +19,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
-from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.bert import with_token_heads
 from ortolan.modeling.families.classifier import read_head
 from ortolan.modeling.families.decoder import layer_norm
@@ -217,21 +217,6 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
     )
 
 
-def _distilbert_hf_config(config: EncoderConfig) -> dict[str, object]:
-    values = bert.write_encoder(config, "DistilBert")
-    shared = {"model_type", "vocab_size", "max_position_embeddings", "architectures"}
-    shared |= {"tie_word_embeddings", "id2label", "label2id", "problem_type"}
-    shared |= {f"{kind}_token_id" for kind in ("bos", "eos", "pad")}
-    first = config.blocks[0]
-    return {key: value for key, value in values.items() if key in shared} | {
-        "dim": config.hidden_size,
-        "hidden_dim": first.dense.intermediate_size,
-        "n_layers": len(config.blocks),
-        "n_heads": first.attention.num_heads,
-        "activation": write_activation(first.dense.activation),
-    }
-
-
 _CLASSIFIER = linear(
     {"classifier.dense": "head.dense", "classifier.out_proj": "head.out"}, spare=True
 )
@@ -385,6 +370,5 @@ FAMILIES: dict[str, Family[EncoderConfig]] = {
         config=_distilbert,
         weights=with_token_heads(_DISTILBERT),
         base_model_prefix="distilbert",
-        hf_config=_distilbert_hf_config,
     ),
 }

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.activations import write_activation
 from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -140,28 +139,6 @@ def _gpt2(hf: ConfigReader) -> DecoderConfig:
     return replace(config, blocks=blocks)
 
 
-def _gpt2_hf_config(config: DecoderConfig) -> dict[str, object]:
-    block, last = config.blocks[0], config.blocks[-1]
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.context_length,
-        "n_embd": config.hidden_size,
-        "n_layer": len(config.blocks),
-        "n_head": block.attention.num_heads,
-        "n_inner": block.dense.intermediate_size,
-        "activation_function": write_activation(block.dense.activation),
-        "layer_norm_epsilon": block.norm.eps,
-        "scale_attn_weights": block.attention.scale != 1.0,
-        "scale_attn_by_inverse_layer_idx": last.attention.scale != block.attention.scale,
-        "tie_word_embeddings": config.tied_head,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids) or None,
-        "pad_token_id": config.pad_token_id,
-    }
-
-
 def _gpt(hf: ConfigReader) -> DecoderConfig:
     _skip_summary(hf)
     hf.skip("n_ctx", "n_special", "predict_special_tokens")
@@ -248,7 +225,6 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         config=_gpt2,
         weights=_GPT2_WEIGHTS,
         base_model_prefix="transformer",
-        hf_config=_gpt2_hf_config,
     ),
     "openai-gpt": Family(config=_gpt, weights=_GPT_WEIGHTS, base_model_prefix="transformer"),
     "gptj": Family(

@@ -107,29 +107,13 @@ def _llama_hf_config(config: DecoderConfig) -> dict[str, object]:
     }
 
 
-def _mistral_hf_config(config: DecoderConfig) -> dict[str, object]:
-    window = config.blocks[0].attention.sliding_window
-    return llama_keys(config, "MistralForCausalLM") | {"sliding_window": window}
-
-
-def _qwen2_hf_config(config: DecoderConfig) -> dict[str, object]:
-    windows = [block.attention.sliding_window for block in config.blocks]
-    used = {window for window in windows if window is not None}
-    return llama_keys(config, "Qwen2ForCausalLM") | {
-        "use_sliding_window": bool(used),
-        "sliding_window": max(used, default=None),
-        "layer_types": [SLIDING if window else FULL for window in windows],
-    }
-
-
 FAMILIES: dict[str, Family[DecoderConfig]] = {
     "llama": Family(config=_llama, weights=WEIGHTS, hf_config=_llama_hf_config),
     "mistral": Family(
         config=DecoderFormat(windows=lambda hf: (read_window(hf, 4096),) * layers_of(hf)).read,
         weights=WEIGHTS,
-        hf_config=_mistral_hf_config,
     ),
-    "qwen2": Family(config=_qwen2, weights=WEIGHTS, hf_config=_qwen2_hf_config),
+    "qwen2": Family(config=_qwen2, weights=WEIGHTS),
     "qwen3": Family(
         config=DecoderFormat(
             bias="attention_bias", head_dim=128, query_key_norm=True, windows=_qwen_windows

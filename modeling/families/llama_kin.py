@@ -188,21 +188,6 @@ def _stablelm(hf: ConfigReader) -> DecoderConfig:
     ).read(hf)
 
 
-def _stablelm_hf_config(config: DecoderConfig) -> dict[str, object]:
-    block = config.blocks[0]
-    keys = llama.llama_keys(config, "StableLmForCausalLM")
-    # Its heads share the width.
-    del keys["head_dim"], keys["rms_norm_eps"]
-    return {
-        # Without this key another fraction is rotated.
-        "partial_rotary_factor": 1.0,
-        **keys,
-        "layer_norm_eps": block.norm.eps,
-        "use_qkv_bias": block.attention.qkv_bias,
-        "use_parallel_residual": block.parallel,
-    }
-
-
 FAMILIES: dict[str, Family[DecoderConfig]] = {
     "seed_oss": Family(
         config=DecoderFormat(
@@ -232,5 +217,5 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
     "phi3": Family(config=_phi3, weights=_PHI3_WEIGHTS),
     "cohere": Family(config=_cohere, weights=_COHERE_WEIGHTS),
     "cohere2": Family(config=_cohere2, weights=_COHERE_WEIGHTS),
-    "stablelm": Family(config=_stablelm, weights=_STABLELM_WEIGHTS, hf_config=_stablelm_hf_config),
+    "stablelm": Family(config=_stablelm, weights=_STABLELM_WEIGHTS),
 }

@@ -18,7 +18,7 @@ from ortolan.modeling.config import (
     TokenInput,
 )
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Entry, Target
@@ -109,7 +109,6 @@ class T5Format:
             config=self.read,
             weights=_weights,
             base_model_prefix="transformer",
-            hf_config=self.write,
         )
 
     def read(self, hf: ConfigReader) -> EncoderConfig | EncoderDecoderConfig:
@@ -168,22 +167,6 @@ class T5Format:
             final_norm=blocks[0].norm,
         )
 
-    def write(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:
-        """The `config.json` of a model that computes what `config` says."""
-        if isinstance(config, EncoderConfig):
-            own = {"architectures": [f"{self.classes}{ENCODER}"], "is_encoder_decoder": False}
-            return _hf_config(config, config) | own
-        own = {
-            "architectures": [f"{self.classes}{SEQ2SEQ}"],
-            "is_encoder_decoder": True,
-            "num_decoder_layers": len(config.decoder.blocks),
-            "tie_word_embeddings": config.decoder.tied_head,
-            "decoder_start_token_id": config.decoder_start_token_id,
-        }
-        if self.scales_logits:
-            own["scale_decoder_outputs"] = config.decoder.head_scale != 1.0
-        return _hf_config(config, config.encoder) | own
-
 
 def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
     """A layer of the encoder and one of the decoder."""
@@ -221,43 +204,6 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
             norm=norm,
         ),
     )
-
-
-def _hf_config(
-    config: EncoderConfig | EncoderDecoderConfig, encoder: EncoderConfig
-) -> dict[str, object]:
-    """The keys of both sides."""
-    first, positions, source = encoder.blocks[0], encoder.positions, encoder.input
-    if not isinstance(positions, RelativeBiasPositions) or not isinstance(source, TokenInput):
-        raise ConfigError(
-            f"{config.model_type}: this format has tokens with biases of distances only (got "
-            f"{type(positions).__name__}). Save the model as another family."
-        )
-    eos = list(config.eos_token_ids) or None
-    activation = write_activation(first.dense.activation)
-    return {
-        "model_type": config.model_type,
-        "vocab_size": source.vocab_size,
-        "d_model": encoder.hidden_size,
-        "d_kv": first.attention.head_dim,
-        "d_ff": first.dense.intermediate_size,
-        "num_layers": len(encoder.blocks),
-        "num_heads": first.attention.num_heads,
-        "n_positions": encoder.context_length,
-        "relative_attention_num_buckets": positions.buckets,
-        "relative_attention_max_distance": positions.max_distance,
-        "feed_forward_proj": _write_projection(first.dense.kind, activation),
-        "layer_norm_epsilon": first.norm.eps,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
-        "pad_token_id": config.pad_token_id,
-    }
-
-
-def _write_projection(kind: str, activation: str) -> str:
-    if kind == "mlp":
-        return activation
-    return "gated-gelu" if activation == "gelu_new" else f"gated-{activation}"
 
 
 FAMILIES = {

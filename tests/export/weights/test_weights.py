@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.export.conftest import Exported
 from tests.export.memory_weights import MemoryWeights
+from tests.modeling.tiny_models import reference_model
+from tests.tiny.decoders import GPT2
 from torch import Tensor
 
 import ortolan
@@ -29,7 +31,7 @@ from ortolan.export.values import add_initializer, static_shape
 from ortolan.export.weights import blob as export_weights
 from ortolan.export.weights.blob import Blob, BlobWriter, raw, write_rest
 from ortolan.export.weights.codes import write_codes
-from ortolan.modeling import read_config, save
+from ortolan.modeling import load, read_config
 from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import Weights
 
@@ -241,9 +243,9 @@ def test_chunks_smaller_than_a_tensor_give_the_same_file(
     chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GPT-2 stores some weights transposed.
-    module = tiny_models.decoder(tiny_models.gpt2())
     folder = tmp_path / "checkpoint"
-    save(module, folder)
+    reference_model(GPT2).save_pretrained(folder)
+    module = load(folder)
     weights = open_weights(folder, read_config(folder))
     model = graph({name: tuple(p.shape) for name, p in module.named_parameters()})
     whole = write_blob([model], weights, {}, tmp_path, dtype=torch.float16)

@@ -14,7 +14,7 @@ from tests.refusals import named_rows
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ortolan.modeling import EncoderDecoderModel, EncoderModel, TransformerModel, load, save
+from ortolan.modeling import EncoderDecoderModel, EncoderModel, TransformerModel, load
 
 Shapes = Mapping[str, tuple[int, ...] | None]
 
@@ -209,8 +209,5 @@ def test_a_t5_with_an_untied_head_equals_transformers(
     reconfigure(tmp_path, tie_word_embeddings=False)
     module, texts = load(tmp_path, EncoderDecoderModel), ragged(5, 5)
     expected = reference_output(reference, input_ids=texts.ids, decoder_input_ids=texts.ids)
-    save(module, tmp_path / "saved")
     with torch.inference_mode():
         assert_same_logits(module(texts.ids, texts.ids), expected)
-        again = load(tmp_path / "saved", EncoderDecoderModel)
-        assert torch.equal(again(texts.ids, texts.ids), module(texts.ids, texts.ids))

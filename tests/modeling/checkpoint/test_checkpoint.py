@@ -15,9 +15,6 @@ from tests.modeling.checkpoint.formats import reshape
 from tests.modeling.tiny_encoders import CASES, ragged, random_images
 from tests.modeling.tiny_models import (
     LLAMA,
-    MISTRAL,
-    QWEN2,
-    STABLELM,
     assert_same_logits,
     random_text,
     reference_logits,
@@ -56,14 +53,6 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "eos_token_id": 2},
     "llama-gelu-yarn": LLAMA | {"hidden_act": "gelu_new", "rope_parameters": YARN},
     "llama-dynamic": LLAMA | {"rope_parameters": DYNAMIC},
-    "gpt2": GPT2 | {"n_inner": 40, "bos_token_id": 5, "eos_token_id": 5},
-    "gpt2-untied-unscaled": GPT2 | {"tie_word_embeddings": False, "scale_attn_weights": False},
-    "mistral": MISTRAL | {"sliding_window": 5, "head_dim": 16},
-    "mistral-unwindowed": MISTRAL,
-    "qwen2": QWEN2,
-    "qwen2-windowed": QWEN2
-    | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    "stablelm": STABLELM,
 }
 
 IDS = random_text(24)
@@ -92,7 +81,7 @@ def loaded_by_transformers(folder: Path) -> PreTrainedModel:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, None) for name in MODELS), ("llama", torch.bfloat16), ("gpt2", torch.bfloat16)],
+    [*((name, None) for name in MODELS), ("llama", torch.bfloat16)],
 )
 def test_transformers_reads_what_we_write(
     name: str, dtype: torch.dtype | None, tmp_path: Path
@@ -159,18 +148,6 @@ def with_blocks(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return with_blocks(config, mixer=replace(config.blocks[0].attention, **changes))
-
-
-def test_different_layers_are_saved_if_the_format_allows(tmp_path: Path) -> None:
-    qwen2 = QWEN2 | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
-    config = read_config(written(qwen2, tmp_path / "source"))
-    save(DecoderModel(config), tmp_path / "saved")
-    windows = [b.attention.sliding_window for b in read_config(tmp_path / "saved").blocks]
-    assert windows == [None, None, 5]
-    wider = replace(config.blocks[0].attention, sliding_window=9)
-    mixed = (replace(config.blocks[0], mixer=wider), *config.blocks[1:])
-    module = DecoderModel(replace(config, blocks=mixed))
-    assert "blocks" in refusal(lambda: save(module, tmp_path / "mixed"))
 
 
 def test_saving_over_a_sharded_checkpoint_replaces_it(tmp_path: Path) -> None:

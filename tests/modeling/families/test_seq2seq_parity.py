@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load, save
+from ortolan.modeling.families import family_of
 from ortolan.modeling.layers.cache import CrossCache, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
@@ -104,7 +105,10 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
     assert source.layers[0].key.shape[0] == 4
 
 
-@pytest.mark.parametrize("name", [name for name in SEQ2SEQ if "-unscaled" not in name])
+SAVED = [n for n in SEQ2SEQ if family_of(SEQ2SEQ[n].values["model_type"]).hf_config]
+
+
+@pytest.mark.parametrize("name", [name for name in SAVED if "-unscaled" not in name])
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = SEQ2SEQ[name]
     case.write(tmp_path / "source")
@@ -119,9 +123,7 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
         assert torch.equal(logits, module(SOURCES.ids, TARGETS, SOURCES.lengths))
 
 
-@pytest.mark.parametrize(
-    ("base", "name"), [("MarianModel", "marian"), ("BartModel", "bart"), ("T5Model", "t5")]
-)
+@pytest.mark.parametrize(("base", "name"), [("MarianModel", "marian"), ("BartModel", "bart")])
 def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Path) -> None:
     # As facebook/bart-base is published.
     case = SEQ2SEQ[name]
