@@ -5,7 +5,7 @@ A recurrent network's maps show the past states that it reads, or the slots of i
 Shape letters: B batch, S tokens, K heads, N slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import onnx_ir as ir
@@ -13,10 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ortolan.export.trace.encoder import as_input, source_example, source_inputs
-from ortolan.export.trace.program import Entry, Signature, model_in, trace, trace_entry
+from ortolan.export.trace.encoder import source_inputs, source_of
+from ortolan.export.trace.program import (
+    Entry,
+    Feeds,
+    GraphInput,
+    Signature,
+    model_in,
+    trace,
+    trace_entry,
+)
 from ortolan.export.trace.sides import Sides, sides_of
-from ortolan.modeling import EncoderDecoderModel, EncoderModel
+from ortolan.modeling import EncoderModel
 from ortolan.modeling.config import (
     AttentionConfig,
     ModelConfig,
@@ -30,7 +38,7 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.state import CachedState
 from ortolan.runtime.bundle.interface import PRESENT, TARGET_IDS
-from ortolan.runtime.bundle.source import IDS
+from ortolan.runtime.bundle.source import IDS, LENGTHS
 
 
 def map_names(sides: Sides) -> tuple[str, ...]:
@@ -49,29 +57,14 @@ def _attending(side: StackConfig | None) -> Iterator[int]:
             yield number
 
 
-class _DecoderMaps(Entry):
-    def forward(self, input_ids: Tensor) -> list[Tensor]:
-        return attention_maps(cast(TransformerModel, self.model), input_ids)
+class _Maps(Entry):
+    """From whole sources and targets to maps."""
 
-
-class _EncoderMaps(Entry):
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[Tensor]:
-        encoder = cast(EncoderModel, self.model)
-        return attention_maps(encoder, as_input(encoder, inputs), lengths)
-
-
-class _EncoderDecoderMaps(Entry):
-    def forward(
-        self, inputs: Tensor, lengths: Tensor | None = None, target_ids: Tensor | None = None
-    ) -> list[Tensor]:
-        model = cast(EncoderDecoderModel, self.model)
-        return attention_maps(model, as_input(model.encoder, inputs), lengths, target_ids)
-
-
-class _MediaDecoderMaps(Entry):
-    def forward(self, inputs: Tensor, target_ids: Tensor) -> list[Tensor]:
-        model = cast(EncoderDecoderModel, self.model)
-        return attention_maps(model, as_input(model.encoder, inputs), None, target_ids)
+    def forward(self, feeds: Feeds) -> list[Tensor]:
+        model = cast(TransformerModel, self.model)
+        encoder = cast(EncoderModel, getattr(model, "encoder", model))
+        inputs = source_of(encoder, feeds)
+        return attention_maps(model, inputs, feeds.get(LENGTHS), feeds.get(TARGET_IDS))
 
 
 def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model:
@@ -81,31 +74,21 @@ def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model
         config: the model.
         dtype: of weights and activations; maps are always float32.
     """
-    sides = sides_of(config)
-    entry: type[Entry] = _DecoderMaps
-    if sides.encoder is not None:
-        entry = _EncoderDecoderMaps if sides.media is None else _MediaDecoderMaps
-        entry = _EncoderMaps if sides.decoder is None else entry
-    return trace(config, dtype, entry, _signature)
+    return trace(config, dtype, _Maps, _signature)
 
 
 def _signature(config: ModelConfig) -> Signature:
-    """From whole sources and targets to maps."""
     sides = sides_of(config)
-    arguments: tuple[object, ...] = ()
-    axes: tuple[object, ...] = ()
-    inputs: tuple[str, ...] = ()
+    inputs = list[GraphInput]()
     if sides.encoder is not None:
         tokens = "tokens" if sides.decoder is None else "source"
-        arguments, axes = source_example(sides.encoder, "batch", tokens)
-        inputs = source_inputs(sides.encoder)
+        inputs += source_inputs(sides.encoder, "batch", tokens)
     if sides.decoder is not None:
         # Without an encoder, a single sequence: there are no lengths to tell padding by.
-        rows, axis, name = (1, {}, IDS) if sides.encoder is None else (2, {0: "batch"}, TARGET_IDS)
-        arguments = (*arguments, torch.zeros(rows, 3, dtype=torch.int64))
-        axes = (*axes, {**axis, 1: "sequence"})
-        inputs = (*inputs, name)
-    return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=map_names(sides))
+        rows, axis, name = (2, {0: "batch"}, TARGET_IDS) if inputs else (1, {}, IDS)
+        ids = torch.zeros(rows, 3, dtype=torch.int64)
+        inputs.append(GraphInput(name, ids, {**axis, 1: "sequence"}))
+    return Signature(inputs, map_names(sides))
 
 
 def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
@@ -130,52 +113,40 @@ def trace_recurrent_maps(
     with FakeTensorMode():
         model = model_in(config, dtype)
         if config.attention is not None:
-            ids = torch.zeros(1, 3, dtype=torch.int64)
-            entry: Entry = _AttentionMaps(model)
-            whole = Signature(
-                arguments=(ids,),
-                axes=({1: "sequence"},),
-                inputs=(IDS,),
-                outputs=recurrent_map_names(config),
-            )
-            return trace_entry(entry, whole, model.tied)
-        memory = [torch.zeros(1, *shape, dtype=dtype) for shape in kept.values()]
+            ids = GraphInput(IDS, torch.zeros(1, 3, dtype=torch.int64), {1: "sequence"})
+            whole = Signature([ids], recurrent_map_names(config))
+            return trace_entry(_Maps(model), whole, model.tied)
         io = Signature(
-            arguments=(torch.zeros(1, 1, dtype=torch.int64), memory),
-            axes=({}, [{} for _ in memory]),
-            inputs=(IDS, *(f"past.{name}" for name in kept)),
-            outputs=(*recurrent_map_names(config), *(f"{PRESENT}.{name}" for name in kept)),
+            [
+                GraphInput(IDS, torch.zeros(1, 1, dtype=torch.int64)),
+                *(
+                    GraphInput(f"past.{name}", torch.zeros(1, *shape, dtype=dtype))
+                    for name, shape in kept.items()
+                ),
+            ],
+            (*recurrent_map_names(config), *(f"{PRESENT}.{name}" for name in kept)),
         )
-        return trace_entry(_MemoryMaps(model, list(kept)), io, model.tied)
-
-
-class _AttentionMaps(Entry):
-    def forward(self, input_ids: Tensor) -> list[Tensor]:
-        return attention_maps(cast(RecurrentModel, self.model), input_ids)
+        return trace_entry(_MemoryMaps(model), io, model.tied)
 
 
 class _MemoryMaps(Entry):
     """From one token and states to where the heads look, `(B, K, 1, N)`, and the next states."""
 
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        super().__init__(model)
-        self.names = names
-
-    def forward(
-        self, input_ids: Tensor, states: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def forward(self, feeds: Feeds) -> tuple[Tensor, Tensor, list[Tensor]]:
+        ids, *states = feeds.values()
+        names = [name.removeprefix("past.") for name in feeds][1:]
         model, recorded = cast(RecurrentModel, self.model), list[Tensor]()
         memory = cast(nn.Module, model.memory)
 
         def record(_: nn.Module, __: object, result: tuple[Tensor, MemoryState]) -> None:
             recorded.append(result[1].weights[:, :, None].float())
 
-        state = CachedState(StepLengths.first(1), {}, dict(zip(self.names, states, strict=True)))
+        state = CachedState(StepLengths.first(1), {}, dict(zip(names, states, strict=True)))
         hook = memory.register_forward_hook(record)
         try:
-            model(input_ids, state)
+            model(ids, state)
         finally:
             hook.remove()
         reading = 0 if model.config.memory is None else model.config.memory.read_heads
         (weights,) = recorded
-        return weights[:, :reading], weights[:, reading:], [state.kept[name] for name in self.names]
+        return weights[:, :reading], weights[:, reading:], [state.kept[name] for name in names]

@@ -1,13 +1,13 @@
 """Traces the step of a decoder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import AttentionConfig, RelativePositions
 from ortolan.modeling.config.positions import AXES
@@ -25,121 +25,34 @@ from ortolan.runtime.bundle.interface import (
     FEATURE_ROWS,
     FEATURES,
     HIDDEN,
+    LOGIT_POSITIONS,
     LOGITS,
     PAST,
     PRESENT,
     PREVIOUS,
-    STEP_INPUTS,
+    SEQLENS,
+    TOTAL,
 )
 from ortolan.runtime.bundle.manifest import State, StateType
-from ortolan.runtime.bundle.source import POSITIONS
+from ortolan.runtime.bundle.source import IDS, POSITIONS
 
 
 class _DecoderGraph(Entry):
     """A decoder's step with the inputs and outputs of the graph contract."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, list[Memory]]:
+    def forward(self, feeds: Feeds) -> tuple[object, ...]:
         decoder = cast(DecoderModel, self.model)
-        past = memories(decoder.config, cache)
-        step = make_step(decoder.config, seqlens_k, total, past)
-        logits, present = decoder.step(input_ids, step, past, logit_positions)
+        ids, rows = feeds[IDS], feeds[LOGIT_POSITIONS]
+        past, step = step_of(decoder.config, feeds)
+        if decoder.config.gives_states:
+            previous = feeds.get(PREVIOUS)
+            states, present = decoder.step_states(ids, step, past, previous_BSE=previous)
+            return decoder.project(select(states, rows)).float(), states.float(), present
+        features = None
+        if FEATURES in feeds:
+            features = Features(feeds[FEATURES], feeds[FEATURE_ROWS], feeds.get(POSITIONS))
+        logits, present = decoder.step(ids, step, past, rows, features=features)
         return logits.float(), present
-
-
-class _ReadingGraph(Entry):
-    """The same step of a decoder that reads vectors of images."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        vectors: Tensor,
-        rows: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, list[Memory]]:
-        decoder = cast(DecoderModel, self.model)
-        past = memories(decoder.config, cache)
-        step = make_step(decoder.config, seqlens_k, total, past)
-        features = Features(vectors, rows)
-        logits, present = decoder.step(input_ids, step, past, logit_positions, features=features)
-        return logits.float(), present
-
-
-class _PlacingGraph(Entry):
-    """The same step of a decoder whose tokens have positions on several axes."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        vectors: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, list[Memory]]:
-        decoder = cast(DecoderModel, self.model)
-        past = memories(decoder.config, cache)
-        step = make_step(decoder.config, seqlens_k, total, past)
-        features = Features(vectors, rows, positions)
-        logits, present = decoder.step(input_ids, step, past, logit_positions, features=features)
-        return logits.float(), present
-
-
-class _HiddenGraph(Entry):
-    """The same step of a decoder that also returns the state of every token."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, Tensor, list[Memory]]:
-        return self.step(input_ids, seqlens_k, total, logit_positions, None, cache)
-
-    def step(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        previous_BSE: Tensor | None,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, Tensor, list[Memory]]:
-        """The step, with states before the tokens for a head."""
-        decoder = cast(DecoderModel, self.model)
-        past = memories(decoder.config, cache)
-        step = make_step(decoder.config, seqlens_k, total, past)
-        states, present = decoder.step_states(input_ids, step, past, previous_BSE=previous_BSE)
-        logits = decoder.project(select(states, logit_positions))
-        return logits.float(), states.float(), present
-
-
-class _HeadGraph(_HiddenGraph):
-    """The same step of a head, which reads the state before each token."""
-
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        previous_BSE: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, Tensor, list[Memory]]:
-        return self.step(input_ids, seqlens_k, total, logit_positions, previous_BSE, cache)
 
 
 def trace_decoder(
@@ -154,58 +67,43 @@ def trace_decoder(
     """
 
     def signature(config: DecoderConfig) -> Signature:
-        arguments, axes = step_example(config, dtype, sequence)
-        inputs = [*STEP_INPUTS]
-        if reads_images:
+        inputs = step_inputs(sequence)
+        ids = inputs[0]
+
+        def of_each(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> GraphInput:
+            return GraphInput(name, torch.zeros(*ids.example.shape, *shape, dtype=dtype), ids.axes)
+
+        if config.feature_token_id is not None:
             vectors = torch.zeros(5, config.feature_width)
-            rows = torch.zeros_like(cast(Tensor, arguments[0]))
-            arguments = (*arguments[:-1], vectors, rows, arguments[-1])
-            axes = (*axes[:-1], {0: "features"}, axes[0], axes[-1])
-            inputs += [FEATURES, FEATURE_ROWS]
-        if reads_images and config.has_axes:
-            positions = torch.zeros(*cast(Tensor, arguments[0]).shape, AXES, dtype=torch.int64)
-            arguments = (*arguments[:-1], positions, arguments[-1])
-            axes = (*axes[:-1], axes[0], axes[-1])
-            inputs += [POSITIONS]
-        if is_head:
-            ids = cast(Tensor, arguments[0])
-            previous = torch.zeros(*ids.shape, config.hidden_size)
-            arguments, axes = (
-                (*arguments[:-1], previous, arguments[-1]),
-                (*axes[:-1], axes[0], axes[-1]),
-            )
-            inputs += [PREVIOUS]
+            inputs += [
+                GraphInput(FEATURES, vectors, {0: "features"}),
+                of_each(FEATURE_ROWS, dtype=torch.int64),
+            ]
+            if config.has_axes:
+                inputs.append(of_each(POSITIONS, AXES, dtype=torch.int64))
+        if config.state_norm is not None:
+            inputs.append(of_each(PREVIOUS, config.hidden_size))
         hidden = [HIDDEN] if config.gives_states else []
         return Signature(
-            arguments=arguments,
-            axes=axes,
-            inputs=[*inputs, *cache_names(PAST, config)],
-            outputs=[LOGITS, *hidden, *cache_names(PRESENT, config)],
+            [*inputs, *cache_inputs(config, dtype)],
+            [LOGITS, *hidden, *cache_names(PRESENT, config)],
         )
 
-    reads_images, is_head = config.feature_token_id is not None, config.state_norm is not None
-    entry: type[Entry] = _ReadingGraph if reads_images else _DecoderGraph
-    if reads_images and config.has_axes:
-        entry = _PlacingGraph
-    if config.gives_states:
-        entry = _HeadGraph if is_head else _HiddenGraph
-    return trace(config, dtype, entry, signature)
+    return trace(config, dtype, _DecoderGraph, signature)
 
 
-def memories(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:
-    """The memory of every layer, from plain lists of tensors."""
-    return [
-        as_memory(block.mixer, layer) for block, layer in zip(config.blocks, tensors, strict=True)
+def step_of(config: DecoderConfig, feeds: Feeds) -> tuple[list[Memory], StepLengths]:
+    """The memory of every layer, and the lengths of a step.
+
+    The longest row is a number if a layer needs it.
+    """
+    past = [
+        as_memory(block.mixer, [feeds[f"{PAST}.{layer}.{s.name}"] for s in block.mixer.states])
+        for layer, block in enumerate(config.blocks)
     ]
-
-
-def make_step(
-    config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Sequence[Memory]
-) -> StepLengths:
-    """The lengths of a step, with the longest row as a number if a layer needs it."""
-    if not _measures_distances(config):
-        return StepLengths(seqlens_k, total)
-    return StepLengths(seqlens_k, total, seen_of(total, capacity_of(cache)))
+    lengths, total = feeds[SEQLENS], feeds[TOTAL]
+    seen = seen_of(total, capacity_of(past)) if _measures_distances(config) else None
+    return past, StepLengths(lengths, total, seen)
 
 
 def seen_of(total: Tensor, capacity: int) -> int:
@@ -231,31 +129,33 @@ def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
     return fits_kernel(attention, rotated=rotated, vectors=False)
 
 
-def step_example(
-    config: DecoderConfig, dtype: torch.dtype, sequence: int | None, *, batch: int = 2
-) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Example inputs of a step, and the names of the axes that vary."""
-    new_tokens, capacity = sequence or 4, 8
-    cache = [
-        tuple(tensor.to(dtype) for tensor in layer)
-        for layer in empty_cache(config, batch=batch, capacity=capacity)
+def step_inputs(sequence: int | None, *, batch: int = 2) -> list[GraphInput]:
+    """The inputs of a step before its states."""
+    return [
+        GraphInput(
+            IDS,
+            torch.zeros(batch, sequence or 4, dtype=torch.int64),
+            {0: "batch"} if sequence else {0: "batch", 1: "sequence"},
+        ),
+        GraphInput(SEQLENS, torch.zeros(batch, dtype=torch.int32), {0: "batch"}),
+        GraphInput(TOTAL, torch.zeros((), dtype=torch.int32)),
+        GraphInput(
+            LOGIT_POSITIONS,
+            torch.zeros(batch, sequence or 3, dtype=torch.int64),
+            {0: "batch"} if sequence else {0: "batch", 1: "rows"},
+        ),
     ]
-    arguments = (
-        torch.zeros(batch, new_tokens, dtype=torch.int64),
-        torch.zeros(batch, dtype=torch.int32),
-        torch.zeros((), dtype=torch.int32),
-        torch.zeros(batch, sequence or 3, dtype=torch.int64),
-        cache,
-    )
+
+
+def cache_inputs(
+    config: DecoderConfig, dtype: torch.dtype, *, batch: int = 2
+) -> Iterator[GraphInput]:
+    """The states of all layers before a step."""
     varying = {"append": {0: "batch", 2: "capacity"}, "replace": {0: "batch"}}
-    axes: tuple[object, ...] = (
-        {0: "batch"} if sequence else {0: "batch", 1: "sequence"},
-        {0: "batch"},
-        {},
-        {0: "batch"} if sequence else {0: "batch", 1: "rows"},
-        [tuple(varying[state.update] for state in block.mixer.states) for block in config.blocks],
-    )
-    return arguments, axes
+    for number, layer in enumerate(empty_cache(config, batch=batch, capacity=8)):
+        for state, tensor in zip(config.blocks[number].mixer.states, layer, strict=True):
+            name = f"{PAST}.{number}.{state.name}"
+            yield GraphInput(name, tensor.to(dtype), varying[state.update])
 
 
 def cache_names(prefix: str, decoder: DecoderConfig) -> list[str]:

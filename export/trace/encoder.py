@@ -6,7 +6,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace
 from ortolan.modeling import EncoderModel
 from ortolan.modeling.config import (
     AudioInput,
@@ -39,29 +39,13 @@ from ortolan.runtime.bundle.source import (
 class _EncoderGraph(Entry):
     """From texts, images or sounds to the output of the head."""
 
-    def forward(
-        self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, feeds: Feeds) -> Tensor:
         encoder = cast(EncoderModel, self.model)
-        out: Tensor = encoder(as_input(encoder, inputs), lengths, types)
-        return out.float()
-
-
-class _GridGraph(Entry):
-    """From the patches of an image and their places to the output of the head."""
-
-    def forward(
-        self,
-        patches: Tensor,
-        rows: Tensor | None = None,
-        columns: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        encoder = cast(EncoderModel, self.model)
-        grid = None
-        if rows is not None and columns is not None:
-            grid = Grid(as_input(encoder, rows), as_input(encoder, columns), positions)
-        out: Tensor = encoder(as_input(encoder, patches), grid=grid)
+        inputs, grid = source_of(encoder, feeds), None
+        if ROW_WEIGHTS in feeds:
+            rows, columns = (as_input(encoder, feeds[n]) for n in (ROW_WEIGHTS, COLUMN_WEIGHTS))
+            grid = Grid(rows, columns, feeds.get(POSITIONS))
+        out: Tensor = encoder(inputs, feeds.get(LENGTHS), feeds.get(TYPES), grid=grid)
         return out.float()
 
 
@@ -74,15 +58,13 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """
 
     def signature(config: EncoderConfig) -> Signature:
-        arguments, axes = source_example(config, "batch", "tokens")
-        inputs = source_inputs(config)
+        inputs = source_inputs(config, "batch", "tokens")
         if token_types(config) > 1:
-            arguments, axes = (*arguments, torch.zeros_like(arguments[0])), (*axes, axes[0])
-            inputs = (*inputs, TYPES)
-        return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=[OUTPUT])
+            ids = inputs[0]
+            inputs.append(GraphInput(TYPES, torch.zeros_like(ids.example), ids.axes))
+        return Signature(inputs, [OUTPUT])
 
-    entry = _GridGraph if isinstance(config.input, GridInput) else _EncoderGraph
-    return trace(config, dtype, entry, signature)
+    return trace(config, dtype, _EncoderGraph, signature)
 
 
 def token_types(config: EncoderConfig) -> int:
@@ -96,64 +78,49 @@ def token_types(config: EncoderConfig) -> int:
             return 1
 
 
-def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
-    """Names of an encoder's inputs."""
-    match config.input:
-        case PatchInput():
-            return (PIXELS,)
-        case GridInput() if isinstance(config.positions, GridPositions):
-            places = (POSITIONS,) if config.has_axes else ()
-            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS, *places)
-        case GridInput():
-            return (PATCHES,)
-        case AudioInput():
-            return (MEL,)
-        case WaveInput():
-            return (WAVE,)
-        case ChunkedAudioInput():
-            return (MEL, LENGTHS)
-        case _:
-            return (IDS, LENGTHS)
+def source_of(encoder: EncoderModel, feeds: Feeds) -> Tensor:
+    """The first input of an encoder; pixels, spectrograms and waves in the type of the weights."""
+    return as_input(encoder, next(iter(feeds.values())))
 
 
 def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
-    """Cast pixels, spectrograms and waves to the type of the weights; return ids unchanged."""
+    """Cast numbers to the type of the weights; return ids unchanged."""
     if not inputs.is_floating_point():
         return inputs
     return inputs.to(next(encoder.parameters()).dtype)
 
 
-def source_example(
-    config: EncoderConfig, batch: str, tokens: str
-) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
-    """Example inputs of an encoder, and the names of the axes that vary."""
+def source_inputs(config: EncoderConfig, batch: str, tokens: str) -> list[GraphInput]:
+    """The inputs of an encoder, with these names of its axes."""
     match config.input:
         case PatchInput(channels=channels, image_size=(height, width)):
-            return (torch.zeros(2, channels, height, width),), ({0: batch},)
+            return [GraphInput(PIXELS, torch.zeros(2, channels, height, width), {0: batch})]
         case GridInput() as grid:
-            return _grid_example(config, grid)
+            return _grid_inputs(config, grid)
         case AudioInput(bins=bins, frames=frames):
-            return (torch.zeros(2, bins, frames),), ({0: batch},)
+            return [GraphInput(MEL, torch.zeros(2, bins, frames), {0: batch})]
         case ChunkedAudioInput(bins=bins, chunk=chunk):
-            mel, count = torch.zeros(2, bins, chunk), torch.ones(1, dtype=torch.int32)
-            return (mel, count), ({0: "chunks"}, {})
+            return [
+                GraphInput(MEL, torch.zeros(2, bins, chunk), {0: "chunks"}),
+                GraphInput(LENGTHS, torch.ones(1, dtype=torch.int32)),
+            ]
         case WaveInput(window=window, hop=hop):
-            return (torch.zeros(2, window + 3 * hop),), ({0: batch, 1: "samples"},)
+            return [
+                GraphInput(WAVE, torch.zeros(2, window + 3 * hop), {0: batch, 1: "samples"}),
+            ]
         case _:
-            ids = torch.zeros(2, 4, dtype=torch.int64)
-            lengths = torch.zeros(2, dtype=torch.int32)
-            return (ids, lengths), ({0: batch, 1: tokens}, {0: batch})
+            return [
+                GraphInput(IDS, torch.zeros(2, 4, dtype=torch.int64), {0: batch, 1: tokens}),
+                GraphInput(LENGTHS, torch.zeros(2, dtype=torch.int32), {0: batch}),
+            ]
 
 
-def _grid_example(
-    config: EncoderConfig, grid: GridInput
-) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
+def _grid_inputs(config: EncoderConfig, grid: GridInput) -> list[GraphInput]:
     """Patches of two squares, and the weights of their positions."""
-    sizes = [grid.numbers]
+    sizes = {PATCHES: grid.numbers}
     if isinstance(config.positions, GridPositions):
-        sizes += [config.positions.side] * 2
-    examples = tuple(torch.zeros(2, grid.merge**2, size) for size in sizes)
+        sizes |= dict.fromkeys((ROW_WEIGHTS, COLUMN_WEIGHTS), config.positions.side)
+    examples = {name: torch.zeros(2, grid.merge**2, size) for name, size in sizes.items()}
     if config.has_axes:
-        positions = torch.zeros(2, grid.merge**2, AXES, dtype=torch.int64)
-        examples = (*examples, positions)
-    return examples, tuple({0: "squares"} for _ in examples)
+        examples[POSITIONS] = torch.zeros(2, grid.merge**2, AXES, dtype=torch.int64)
+    return [GraphInput(name, example, {0: "squares"}) for name, example in examples.items()]

@@ -1,60 +1,53 @@
 """Traces an encoder-decoder: from sources to keys and values, and a step that reads them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.decoder import make_step, memories, step_example
-from ortolan.export.trace.encoder import as_input, source_example, source_inputs
-from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.decoder import cache_inputs, cache_names, step_inputs, step_of
+from ortolan.export.trace.encoder import source_inputs, source_of
+from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace
 from ortolan.modeling import EncoderDecoderModel
 from ortolan.modeling.config import DecoderConfig, EncoderDecoderConfig
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
     CROSS,
+    LOGIT_POSITIONS,
     LOGITS,
-    PAST,
     PRESENT,
     SOURCE_LENGTHS,
-    STEP_INPUTS,
     state_names,
 )
 from ortolan.runtime.bundle.manifest import State, StateType
+from ortolan.runtime.bundle.source import IDS, LENGTHS
 
 
 class _SourceGraph(Entry):
     """From sources to the keys and values that the decoder attends to."""
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[LayerCache]:
+    def forward(self, feeds: Feeds) -> list[LayerCache]:
         model = cast(EncoderDecoderModel, self.model)
-        return model.cross(model.encode(as_input(model.encoder, inputs), lengths))
+        return model.cross(model.encode(source_of(model.encoder, feeds), feeds.get(LENGTHS)))
 
 
 class _TargetGraph(Entry):
     """A step of the decoder. All sources have equally many rows."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        source_lengths: Tensor,
-        cache: Sequence[Sequence[Tensor]],
-        cross: Sequence[Sequence[Tensor]],
-    ) -> tuple[Tensor, list[Memory]]:
+    def forward(self, feeds: Feeds) -> tuple[Tensor, list[Memory]]:
         model = cast(EncoderDecoderModel, self.model)
-        past = memories(model.config.decoder, cache)
-        step = make_step(model.config.decoder, seqlens_k, total, past)
-        if is_one(input_ids.shape[1]):
-            for tensor in (source_lengths, *(key for key, _ in cross)):
-                torch._check(tensor.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = CrossCache([LayerCache(*layer) for layer in cross], source_lengths)
-        logits, present = model.step(input_ids, step, past, source, logit_positions)
+        ids, lengths = feeds[IDS], feeds[SOURCE_LENGTHS]
+        past, step = step_of(model.config.decoder, feeds)
+        cross = [feeds[name] for name in state_names(CROSS, len(past))]
+        if is_one(ids.shape[1]):
+            for tensor in (lengths, *cross[::2]):
+                torch._check(tensor.shape[0] == ids.shape[0])  # type: ignore[no-untyped-call]
+        layers = [LayerCache(*layer) for layer in zip(cross[::2], cross[1::2], strict=True)]
+        source = CrossCache(layers, lengths)
+        logits, present = model.step(ids, step, past, source, feeds[LOGIT_POSITIONS])
         return logits.float(), present
 
 
@@ -62,13 +55,8 @@ def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) ->
     """Trace the part that runs once for each source; its outputs are in `dtype`."""
 
     def signature(config: EncoderDecoderConfig) -> Signature:
-        arguments, axes = source_example(config.encoder, "sources", "source")
-        return Signature(
-            arguments=arguments,
-            axes=axes,
-            inputs=source_inputs(config.encoder),
-            outputs=state_names(CROSS, len(config.decoder.blocks)),
-        )
+        names = state_names(CROSS, len(config.decoder.blocks))
+        return Signature(source_inputs(config.encoder, "sources", "source"), names)
 
     return trace(config, dtype, _SourceGraph, signature)
 
@@ -88,30 +76,23 @@ def trace_target_decoder(
         decoder = config.decoder
         # With 6 rows for 3 sources, no size can be mistaken for another.
         sources, axis = (3, "sources") if sequence is None else (6, "batch")
-        step, axes = step_example(decoder, dtype, sequence, batch=6)
-        cross = _cross_example(decoder, dtype, sources)
         states = {0: axis, 2: "source"}
+        names = state_names(CROSS, len(decoder.blocks))
         return Signature(
-            arguments=(*step[:4], torch.zeros(sources, dtype=torch.int32), step[4], cross),
-            axes=(*axes[:4], {0: axis}, axes[4], [(states, states) for _ in cross]),
-            inputs=[
-                *STEP_INPUTS,
-                SOURCE_LENGTHS,
-                *state_names(PAST, len(decoder.blocks)),
-                *state_names(CROSS, len(decoder.blocks)),
+            [
+                *step_inputs(sequence, batch=6),
+                GraphInput(SOURCE_LENGTHS, torch.zeros(sources, dtype=torch.int32), {0: axis}),
+                *cache_inputs(decoder, dtype, batch=6),
+                # for 5 tokens of each source
+                *(
+                    GraphInput(name, torch.zeros(sources, heads, 5, width, dtype=dtype), states)
+                    for name, (heads, width) in zip(names, _cross_shapes(decoder), strict=True)
+                ),
             ],
-            outputs=[LOGITS, *state_names(PRESENT, len(decoder.blocks))],
+            [LOGITS, *cache_names(PRESENT, decoder)],
         )
 
     return trace(config, dtype, _TargetGraph, signature)
-
-
-def _cross_example(
-    decoder: DecoderConfig, dtype: torch.dtype, sources: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of each layer, for 5 tokens of each source."""
-    states = [torch.zeros(sources, h, 5, width, dtype=dtype) for h, width in _cross_shapes(decoder)]
-    return list(zip(states[::2], states[1::2], strict=True))
 
 
 def source_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:

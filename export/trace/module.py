@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import preserve_node_meta
 
-from ortolan.export.trace.decoder import seen_of
+from ortolan.export.trace.decoder import seen_of, step_inputs
 from ortolan.export.trace.lines import (
     Annotated,
     causes,
@@ -29,14 +29,14 @@ from ortolan.export.trace.lines import (
     line_of_node,
     node_in,
 )
-from ortolan.export.trace.program import Entry, Signature, trace_entry
+from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace_entry
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError, ModelingError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.state import CachedState, WholeState
 from ortolan.modeling.state import State as ModuleState
-from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
+from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.manifest import State, StateType
 
 ROWS, TOKENS = 1, 3
@@ -157,27 +157,22 @@ class _ModuleGraph(Entry):
         super().__init__(model)
         self.carried = carried
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        seqlens_k: Tensor,
-        total: Tensor,
-        logit_positions: Tensor,
-        states: Sequence[Tensor],
-    ) -> tuple[Tensor, list[LayerCache], list[Tensor], list[Tensor]]:
-        carried, pasts = self.carried, iter(states)
+    def forward(self, feeds: Feeds) -> tuple[Tensor, list[LayerCache], list[Tensor], list[Tensor]]:
+        carried = self.carried
+        ids, lengths, total, logit_positions, *states = feeds.values()
+        pasts = iter(states)
         caches = {layer: LayerCache(next(pasts), next(pasts)) for layer in carried.layers}
         extended = {name: next(pasts) for name in carried.extended}
         grows = bool(caches or extended)
         state = CachedState(
-            StepLengths(seqlens_k, total, seen_of(total, states[0].shape[-2]) if grows else None),
+            StepLengths(lengths, total, seen_of(total, states[0].shape[-2]) if grows else None),
             caches,
             dict(zip(carried.kept, pasts, strict=True)),
             logit_positions,
             extended,
         )
         with Annotated():
-            logits = self.model(input_ids, state)
+            logits = self.model(ids, state)
         if not state.has_selected:
             logits = select(logits, logit_positions)
         return (
@@ -291,44 +286,28 @@ def untraceable(name: str, tracer: str, error: BaseException) -> ConfigError:
 
 def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Signature:
     batch, capacity = 2, 8
-    caches = [
-        torch.zeros(batch, spec.num_kv_heads, capacity, spec.head_dim, dtype=dtype)
+
+    def state(name: str, shape: tuple[int, ...], axes: dict[int, str]) -> GraphInput:
+        return GraphInput(name, torch.zeros(batch, *shape, dtype=dtype), {0: "batch", **axes})
+
+    cached = [
+        shape
         for spec in carried.layers.values()
-        for _ in range(2)
+        for shape in [(spec.num_kv_heads, capacity, spec.head_dim)] * 2
     ]
-    extended = [
-        torch.zeros(batch, capacity, width, dtype=dtype) for width in carried.extended.values()
-    ]
-    kept = [torch.zeros(batch, *shape, dtype=dtype) for shape in carried.kept.values()]
-    length: dict[int, str] = {} if sequence else {1: "sequence"}
-    rows: dict[int, str] = {} if sequence else {1: "rows"}
     layers, names = len(carried.layers), [*carried.extended, *carried.kept]
+    pasts = state_names(PAST, layers)
     return Signature(
-        arguments=(
-            torch.zeros(batch, sequence or 4, dtype=torch.int64),
-            torch.zeros(batch, dtype=torch.int32),
-            torch.zeros((), dtype=torch.int32),
-            torch.zeros(batch, sequence or 3, dtype=torch.int64),
-            # One list: an empty list would leave every axis without a name.
-            [*caches, *extended, *kept],
-        ),
-        axes=(
-            {0: "batch", **length},
-            {0: "batch"},
-            {},
-            {0: "batch", **rows},
-            [
-                *({0: "batch", 2: "capacity"} for _ in caches),
-                *({0: "batch", 1: "capacity"} for _ in extended),
-                *({0: "batch"} for _ in kept),
-            ],
-        ),
-        inputs=[*STEP_INPUTS, *state_names(PAST, layers), *(f"past.{name}" for name in names)],
-        outputs=[
-            LOGITS,
-            *state_names(PRESENT, layers),
-            *(f"{PRESENT}.{name}" for name in names),
+        [
+            *step_inputs(sequence, batch=batch),
+            *(state(n, s, {2: "capacity"}) for n, s in zip(pasts, cached, strict=True)),
+            *(
+                state(f"past.{name}", (capacity, width), {1: "capacity"})
+                for name, width in carried.extended.items()
+            ),
+            *(state(f"past.{name}", shape, {}) for name, shape in carried.kept.items()),
         ],
+        [LOGITS, *state_names(PRESENT, layers), *(f"{PRESENT}.{name}" for name in names)],
     )
 
 

@@ -10,11 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 import onnx_ir as ir
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ortolan.export.trace.lines import causes, first_line, line_of_model
@@ -35,29 +36,37 @@ PREFIX = "model."
 """Prefix of parameter names in a traced `Entry`."""
 
 
+Feeds = dict[str, Tensor]
+"""The inputs of a graph, by name."""
+
+
 class Entry(nn.Module):
-    """A module around a model, with the inputs and outputs of a graph."""
+    """A module around a model, from `Feeds` to the outputs of a graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphInput(NamedTuple):
+    """An input of a graph: its name, an example, and the names of its axes that vary."""
+
+    name: str
+    example: Tensor
+    axes: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs of a graph.
+    """The inputs of a graph and the names of its outputs, in order."""
 
-    Attributes:
-        arguments: example inputs for the trace.
-        axes: names of each argument's axes that vary.
-        inputs: names, in order.
-        outputs: names, in order.
-    """
-
-    arguments: tuple[object, ...]
-    axes: tuple[object, ...]
-    inputs: Sequence[str]
+    inputs: Sequence[GraphInput]
     outputs: Sequence[str]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the inputs."""
+        return [each.name for each in self.inputs]
 
 
 def trace(
@@ -89,7 +98,7 @@ def trace(
             traced = trace_entry(entry(model), signature(short), model.tied)
             # Otherwise trace the whole model: slower, but the same graph.
             with contextlib.suppress(UnlikeBlocksError):
-                repeat(traced, blocks, inputs=whole.inputs, outputs=whole.outputs)
+                repeat(traced, blocks, inputs=whole.names, outputs=whole.outputs)
                 return traced
         model = model_in(config, dtype)
         return trace_entry(entry(model), whole, model.tied)
@@ -120,9 +129,9 @@ def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Mode
     with _quiet():
         program = torch.onnx.export(
             entry.eval(),
-            io.arguments,
-            dynamic_shapes=io.axes,
-            input_names=list(io.inputs),
+            kwargs={"feeds": {each.name: each.example for each in io.inputs}},
+            dynamic_shapes={"feeds": {each.name: dict(each.axes) for each in io.inputs}},
+            input_names=io.names,
             output_names=list(io.outputs),
             opset_version=OPSET,
             dynamo=True,

@@ -31,11 +31,13 @@ OUTPUT = "output"
 _TOKENS: tuple[str, Shape] = ("int64", ("batch", "sequence"))
 _ROWS: tuple[str, Shape] = ("int32", ("batch",))
 
+SEQLENS, TOTAL, LOGIT_POSITIONS = "seqlens_k", "total_sequence_length", "logit_positions"
+
 _STEP: Values = {
     IDS: _TOKENS,
-    "seqlens_k": _ROWS,
-    "total_sequence_length": ("int32", ()),
-    "logit_positions": ("int64", ("batch", "rows")),
+    SEQLENS: _ROWS,
+    TOTAL: ("int32", ()),
+    LOGIT_POSITIONS: ("int64", ("batch", "rows")),
 }
 
 STEP_INPUTS = (*_STEP,)
