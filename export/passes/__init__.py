@@ -1,14 +1,11 @@
-"""Passes from the graph that torch writes to that of a bundle, one in a file."""
+"""Passes from the graph that torch writes to that of a bundle; `rules` are of one operator."""
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortolan.export.passes.fold_casts import FoldCasts
-from ortolan.export.passes.fuse_linear import FuseLinear
 from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
+from ortolan.export.passes.rules import fold_casts, fuse_linear
 from ortolan.export.passes.share_shapes import ShareShapes
-
-__all__ = ["FoldCasts", "FuseLinear", "FuseSkipNorm", "ShareShapes", "tidy"]
 
 
 def tidy(model: ir.Model) -> ir.Model:
@@ -22,9 +19,9 @@ def tidy(model: ir.Model) -> ir.Model:
     for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs):
         value.metadata_props.clear()
     return ir.passes.Sequential(
-        FoldCasts(),
+        fold_casts,
         ShareShapes(),
-        FuseLinear(),
+        fuse_linear,
         FuseSkipNorm(),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),

@@ -9,13 +9,12 @@ from onnx_ir.passes import common
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.both_ways import BothWays
 from ortolan.export.passes.plain_attention import PlainAttention
-from ortolan.export.passes.plain_convolutions import PlainConvolutions
-from ortolan.export.passes.plain_products import PlainProducts
 from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizeForWeb, QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.passes.rotate_stream import RotateStream
+from ortolan.export.passes.rules import plain_convolutions, plain_products
 from ortolan.export.passes.weight_readers import QuantizeReaders
 from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
@@ -53,7 +52,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         BothWays()(graphs[BOTH_WAYS])
     if plan.options.attention == "portable":
         for model in models:
-            PlainConvolutions()(model)
+            plain_convolutions(model)
     channels: list[str] = []
     if plan.has_int8_prefill:
         channels = _quantize_products(graphs, plan, schemes)
@@ -66,7 +65,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         QuantizeExperts(schemes)(model)
         if plan.is_for_webgpu:
             PlainAttention("webgpu")(model)
-            PlainProducts()(model)
+            plain_products(model)
             common.RemoveUnusedNodesPass()(model)  # weights that are read transposed now
         elif plan.device == "cuda" and plan.options.attention == "fused":
             PlainAttention("cuda")(model)

@@ -1,6 +1,6 @@
 """Shared by passes: a walk over the nodes of some operators, and the insertion of new ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -38,6 +38,29 @@ class NodePass(ir.passes.InPlacePass):
     def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
         """Rewrite around one node; return whether the graph changed."""
         raise NotImplementedError
+
+
+class Rule(NodePass):
+    """A pass that is a function of a node, and needs nothing else."""
+
+    def __init__(
+        self,
+        rewrite: Callable[[ir.Graph, ir.Node], bool],
+        operators: tuple[str, ...],
+        writes_contrib: bool,
+    ) -> None:
+        self.operators, self.writes_contrib = operators, writes_contrib
+        self._function = rewrite
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        return self._function(graph, node)
+
+
+def rule(
+    *operators: str, writes_contrib: bool = False
+) -> Callable[[Callable[[ir.Graph, ir.Node], bool]], Rule]:
+    """Make a function the pass over these operators; see `NodePass`."""
+    return lambda rewrite: Rule(rewrite, operators, writes_contrib)
 
 
 def insert_node(

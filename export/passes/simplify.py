@@ -8,16 +8,18 @@ from torch import Tensor
 
 from ortolan.export.passes.drop_reshapes import DropReshapes
 from ortolan.export.passes.fold_constants import FoldConstants, InlineConstants
-from ortolan.export.passes.fold_offsets import FoldOffsets
 from ortolan.export.passes.fuse_gelu import FuseGelu
-from ortolan.export.passes.fuse_linear import FuseLinear
 from ortolan.export.passes.fuse_norm import FuseNorm
-from ortolan.export.passes.norm_before_transpose import NormBeforeTranspose
 from ortolan.export.passes.pack_projections import PackProjections
 from ortolan.export.passes.pick_early import PickEarly
 from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
-from ortolan.export.passes.select_booleans import SelectBooleans
-from ortolan.export.passes.transpose_weights import TransposeWeights
+from ortolan.export.passes.rules import (
+    fold_offsets,
+    fuse_linear,
+    norm_before_transpose,
+    select_booleans,
+    transpose_weights,
+)
 
 
 def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: int) -> ir.Model:
@@ -35,14 +37,14 @@ def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: i
     """
     return ir.passes.Sequential(
         FoldConstants(tables),
-        FoldOffsets(),
-        SelectBooleans(),
+        fold_offsets,
+        select_booleans,
         FuseNorm(),
         FuseGelu(),
         DropReshapes(),
-        FuseLinear(),
-        TransposeWeights(),
-        NormBeforeTranspose(),
+        fuse_linear,
+        transpose_weights,
+        norm_before_transpose,
         common.RemoveUnusedNodesPass(),
         RotaryIntoAttention(context_length),
         common.RemoveUnusedNodesPass(),

@@ -3,12 +3,11 @@
 import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
-from ortolan.export.passes import FuseLinear, FuseSkipNorm
 from ortolan.export.passes.fuse_gelu import FuseGelu
 from ortolan.export.passes.fuse_norm import FuseNorm
-from ortolan.export.passes.norm_before_transpose import NormBeforeTranspose
+from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
 from ortolan.export.passes.pack_projections import PackProjections
-from ortolan.export.passes.transpose_weights import TransposeWeights
+from ortolan.export.passes.rules import fuse_linear, norm_before_transpose, transpose_weights
 
 # --- GELU ---------------------------------------------------------------------------------------
 
@@ -248,7 +247,7 @@ FUSIONS = {
         feeds={"a": X, "b": normal(2, 3, 8, seed=2).numpy()},
     ),
     "NormBeforeTranspose": Pass(
-        make=NormBeforeTranspose,
+        make=lambda: norm_before_transpose,
         rewritten={
             norm: (moved(norm), f"{norm.split()[0]} Transpose Neg")
             for norm in (
@@ -265,7 +264,7 @@ FUSIONS = {
         feeds={"x": normal(2, 3, 2, 8, seed=1).numpy()},
     ),
     "FuseLinear": Pass(
-        make=FuseLinear,
+        make=lambda: fuse_linear,
         rewritten={
             "a transposed weight": (linear(f"{TRANSPOSE} y = MatMul (x, t)"), "FusedMatMul"),
             "a transpose with other readers": (
@@ -293,7 +292,7 @@ FUSIONS = {
         feeds={"x": normal(2, 4, seed=1).numpy(), "z": normal(2, 4, seed=2).numpy()},
     ),
     "TransposeWeights": Pass(
-        make=TransposeWeights,
+        make=lambda: transpose_weights,
         rewritten={
             "a product": (
                 "g (float[b, s, 4] v, WEIGHTS) => (float[b, s, 6] y) { y = MatMul (v, w) }",

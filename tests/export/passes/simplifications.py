@@ -3,11 +3,10 @@
 import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
-from ortolan.export.passes import FoldCasts, ShareShapes
 from ortolan.export.passes.drop_reshapes import DropReshapes
-from ortolan.export.passes.fold_offsets import FoldOffsets
 from ortolan.export.passes.pick_early import PickEarly
-from ortolan.export.passes.select_booleans import SelectBooleans
+from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
+from ortolan.export.passes.share_shapes import ShareShapes
 
 RESHAPED = """
 g (float[batch, sequence, 8] x) => (float[OUT] y) <float[AXES] last MORE> {
@@ -104,7 +103,7 @@ SIMPLIFICATIONS = {
         feeds={"x": normal(2, 3, 8).numpy()},
     ),
     "FoldCasts": Pass(
-        make=FoldCasts,
+        make=lambda: fold_casts,
         rewritten={
             name: (CAST.replace("NODES", f"{nodes} y = Mul (f, c)"), "Constant Mul")
             for name, nodes in {
@@ -124,7 +123,7 @@ SIMPLIFICATIONS = {
         feeds={"x": np.arange(4), "f": np.arange(4, dtype="f")},
     ),
     "FoldOffsets": Pass(
-        make=FoldOffsets,
+        make=lambda: fold_offsets,
         rewritten={pair: (OFFSET.replace("SUM", pair), "Mul") for pair in ("w, one", "one, w")},
         kept={pair: OFFSET.replace("SUM", pair) for pair in ("x, one", "w, x", "w, w")},
         weights={"w": normal(8)},
@@ -173,7 +172,7 @@ SIMPLIFICATIONS = {
         feeds={"x": X, "other": X + 1, "at": np.array([[[4], [0]], [[1], [3]]])},
     ),
     "SelectBooleans": Pass(
-        make=SelectBooleans,
+        make=lambda: select_booleans,
         rewritten={},  # onnxruntime cannot run the graph before
         kept={
             "numbers": "g (bool[8] c, float[8] a, float[8] b) => (float[8] y) "

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.export.derived import recipes_of
 from ortolan.export.options import Via
-from ortolan.export.passes import FoldCasts, tidy
+from ortolan.export.passes import tidy
 from ortolan.export.passes.fold_constants import LARGEST, FoldConstants, InlineConstants
-from ortolan.export.passes.fold_offsets import FoldOffsets
-from ortolan.export.passes.select_booleans import SelectBooleans
+from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.manifest import Graph
 
@@ -49,7 +48,7 @@ def test_another_graph_stays(name: str, graph: str) -> None:
 
 def test_a_choice_between_booleans_becomes_logic() -> None:
     model = parsed("g (bool[8] c, bool[8] a, bool[1] b) => (bool[8] y) { y = Where (c, a, b) }")
-    assert SelectBooleans()(model).modified
+    assert select_booleans(model).modified
     assert sorted(operators(model)) == ["And", "And", "Not", "Or"]
     condition, chosen = (np.arange(8) & bit > 0 for bit in (1, 2))
     for other in (False, True):
@@ -61,14 +60,14 @@ def test_a_cast_to_an_unknown_type_stays() -> None:
     nodes = "l = Mul (f, f) o = Constant <value_int = 3> () y = CastLike (o, l)"
     model = parsed(CAST.replace("NODES", nodes))
     model.graph[0].outputs[0].type = None
-    assert_kept(FoldCasts(), model)
+    assert_kept(fold_casts, model)
 
 
 def test_a_number_added_after_a_cast_is_added_before_it() -> None:
     weight, x = normal(8).half(), normal(2, 8, seed=1).numpy()
     text = OFFSET.replace("more = Add (SUM)", "wide = Cast <to = 1> (w) more = Add (wide, one)")
     model = parsed(text, w=weight)
-    assert FoldOffsets()(model).modified
+    assert fold_offsets(model).modified
     assert operators(model) == ["Cast", "Cast", "Mul"]
     expected = x * (1 + weight.numpy()).astype(np.float32)
     np.testing.assert_allclose(run(model, {"w": weight}, x=x)[0], expected, rtol=1e-3)
