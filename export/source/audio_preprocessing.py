@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
+from ortolan.export.source.preprocessing import PREPROCESSOR, processor_keys
 from ortolan.modeling.config import AudioInput, ChunkedAudioInput, WaveInput
 from ortolan.modeling.config.inputs import CHUNK_STRIDE
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
@@ -59,7 +59,7 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
         config: of the encoder.
         folder: of the checkpoint; None for the defaults.
     """
-    values = _values(folder)
+    values = {} if folder is None else processor_keys(folder, "feature_extractor")
     _check_off(values)
     known = (*INERT, *DERIVED, *OFF, *Extractor.__struct_fields__)
     _check_keys(values, known, "WhisperFeatureExtractor")
@@ -106,7 +106,7 @@ def chunked_source(config: ChunkedAudioInput, folder: Path | None) -> ChunkedSou
         config: of the encoder.
         folder: of the checkpoint; None for the defaults.
     """
-    values = _values(folder)
+    values = {} if folder is None else processor_keys(folder, "feature_extractor")
     _check_off(values)
     # No sound is padded to a length.
     known = (*INERT, *DERIVED, *OFF, "chunk_length", *ChunkExtractor.__struct_fields__)
@@ -156,7 +156,7 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
         folder: of the checkpoint; None for the defaults.
         vectors: most vectors of a wave.
     """
-    values = _values(folder)
+    values = {} if folder is None else processor_keys(folder, "feature_extractor")
     # No wave is padded.
     known = (*INERT, "padding_value", *WaveExtractor.__struct_fields__)
     _check_keys(values, known, "Wav2Vec2FeatureExtractor")
@@ -188,17 +188,6 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
     return source
 
 
-def _values(folder: Path | None) -> Mapping[str, object]:
-    """The keys of a feature extractor; none without a file.
-
-    Newer checkpoints have them in processor_config.json, under `feature_extractor`.
-    """
-    if folder is None:
-        return {}
-    nested = _read(folder / PROCESSOR).get("feature_extractor")
-    return nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
-
-
 def _check_off(values: Mapping[str, object]) -> None:
     for key in OFF:
         if values.get(key):
@@ -215,12 +204,3 @@ def _check_keys(values: Mapping[str, object], known: Collection[str], extractor:
             f"{PREPROCESSOR}: expected keys of {extractor}, got {', '.join(unknown)[:200]}. Remove "
             "those that change nothing."
         )
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(f"{path}: cannot be read: {error}. Copy it again.") from error

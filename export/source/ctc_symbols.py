@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import read_side
 from ortolan.runtime.limits import MAX_LABEL_LENGTH, MAX_LABELS
 
 VOCABULARY, ADDED = "vocab.json", "added_tokens.json"
@@ -84,7 +85,7 @@ def ctc_symbols(folder: Path | None, size: int) -> Symbols:
             f"{TOKENIZER}: words must be separated by spaces (got replace_word_delimiter_char "
             f"{settings.replace_word_delimiter_char!r:.40}). Correct it."
         )
-    own = _read(folder / VOCABULARY, dict[str, int])
+    own = read_side(folder / VOCABULARY, dict[str, int])
     _check(own, size)
     ids = _with_added(own, folder, settings)
     blank = ids.get(_text(settings.pad_token))
@@ -108,8 +109,8 @@ def ctc_symbols(folder: Path | None, size: int) -> Symbols:
 
 def _settings(folder: Path) -> _Tokenizer:
     """Settings of the tokenizer; old checkpoints name special tokens in a file of their own."""
-    special = _read(folder / SPECIAL, dict[str, object])
-    values = special | _read(folder / TOKENIZER, dict[str, object])
+    special = read_side(folder / SPECIAL, dict[str, object])
+    values = special | read_side(folder / TOKENIZER, dict[str, object])
     try:
         return msgspec.convert(values, _Tokenizer)
     except msgspec.ValidationError as error:
@@ -118,7 +119,7 @@ def _settings(folder: Path) -> _Tokenizer:
 
 def _with_added(own: Mapping[str, int], folder: Path, settings: _Tokenizer) -> dict[str, int]:
     """Number of each symbol; a text that was added takes a number that is free."""
-    added = _read(folder / ADDED, dict[str, int])
+    added = read_side(folder / ADDED, dict[str, int])
     for number, token in settings.added_tokens_decoder.items():
         if number.isdecimal():
             added.setdefault(token.content, int(number))
@@ -139,15 +140,3 @@ def _check(ids: Mapping[str, int], size: int) -> None:
 
 def _text(name: _Name) -> str:
     return "" if name is None else name if isinstance(name, str) else name.content
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    """A JSON file; an empty object if there is none."""
-    try:
-        data = path.read_bytes() if path.is_file() else b"{}"
-        return msgspec.json.decode(data, type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object of symbols or settings, got {str(error)[:200]}. "
-            "Copy it again."
-        ) from error

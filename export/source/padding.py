@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import read_side
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
@@ -54,15 +55,7 @@ def padding_id(tokenizer: Tokenizer | None, folder: Path | None, own: int | None
 def _pad_token(folder: Path) -> str | None:
     """The padding that the first of two files names; older folders have it in the second."""
     for name in (CONFIG, SPECIAL):
-        path = folder / name
-        try:
-            token = msgspec.json.decode(path.read_bytes(), type=_Tokens).pad_token
-        except FileNotFoundError:
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise OptionError(
-                f"{path}: expected a JSON object with pad_token, got {error}. Correct or remove it."
-            ) from error
+        token = read_side(folder / name, _Tokens).pad_token
         if token is not None:
             return token if isinstance(token, str) else token.content
     return None

@@ -7,10 +7,12 @@ processor's class. A key that no such processor of one image knows is an error: 
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import Keys, read_side
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.image_sources import Filter, Fit, ImageSource
@@ -251,23 +253,23 @@ def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> 
 
 def processor_values(folder: Path) -> dict[str, object]:
     """The keys of a checkpoint's image processor that have a value."""
-    nested = _read(folder / PROCESSOR).get("image_processor")
-    values = nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
-    return {str(name): value for name, value in values.items() if value is not None}
+    values = processor_keys(folder, "image_processor")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def processor_keys(folder: Path, part: str) -> Keys:
+    """The keys of one part of a processor; none without a file.
+
+    Newer checkpoints have them in processor_config.json, under the name of the part.
+    """
+    nested = read_side(folder / PROCESSOR, dict[str, Any]).get(part)
+    own: Keys | None = nested if isinstance(nested, dict) else None
+    return read_side(folder / PREPROCESSOR, Keys) if own is None else own
 
 
 def reads_image_tokens(folder: Path) -> bool:
     """Whether a checkpoint's processor writes tokens around the vectors of images, by default."""
-    return _read(folder / PROCESSOR).get("use_image_special_tokens") is not False
-
-
-def _read(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _error(f"{path.name} to be a JSON object", str(error)[:200]) from error
+    return read_side(folder / PROCESSOR, Keys).get("use_image_special_tokens") is not False
 
 
 def _processor(values: Mapping[str, object], default: str) -> Processor:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import read_side
 from ortolan.runtime.bundle.manifest import Tokens
 
 GENERATION_CONFIG = "generation_config.json"
@@ -72,13 +73,7 @@ def _read(folder: Path | None) -> _Generation:
     if folder is None:
         return _Generation()
     own = folder / GENERATION_CONFIG
-    path = own if own.is_file() else folder / "config.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Generation)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object with eos_token_id, got {error}. Correct or remove it."
-        ) from error
+    return read_side(own if own.is_file() else folder / "config.json", _Generation)
 
 
 def _ids(ids: int | tuple[int, ...] | None) -> tuple[int, ...]:

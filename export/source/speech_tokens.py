@@ -6,6 +6,7 @@ import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.languages import LANGUAGES
+from ortolan.export.source.side_file import read_side
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
 from ortolan.runtime.bundle.manifest import Source, Speech
 from ortolan.runtime.bundle.sound_sources import AudioSource
@@ -75,7 +76,7 @@ def opening_tokens(
     if generation.language is None and generation.task is None:
         forced = generation.forced_decoder_ids
         if forced is None:
-            forced = _decoded(folder / "config.json").forced_decoder_ids or ()
+            forced = read_side(folder / "config.json", _Generation).forced_decoder_ids or ()
         if [place for place, _ in forced] != [*range(1, len(forced) + 1)]:
             raise OptionError(
                 f"{GENERATION_CONFIG}: forced_decoder_ids must be at the places 1, 2, ... (got "
@@ -120,17 +121,7 @@ def _generation(folder: Path | None, source: Source | None) -> _Generation | Non
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         path = folder / "config.json"
-    return _decoded(path)
-
-
-def _decoded(path: Path) -> _Generation:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Generation)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object with no_timestamps_token_id, got {error}. Correct or "
-            "remove it."
-        ) from error
+    return read_side(path, _Generation)
 
 
 def _check(vocab_size: int, ids: tuple[int, ...]) -> None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import read_side
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -95,7 +96,7 @@ def token_files(folder: Path, tokenizer: bytes, *, vocab_size: int | None = None
         tokenizer: content of the tokenizer.json.
         vocab_size: of the model.
     """
-    config = _read(folder / CONFIG)
+    config = read_side(folder / CONFIG, Objects)
     for key, values in REFUSED.items():
         if config.get(key) not in values:
             raise OptionError(
@@ -160,14 +161,14 @@ def _declared(folder: Path, config: Objects, outline: _Outline) -> _Declared:
         known = {int(number): _token(row) for number, row in config[DECODER].items()}
         stated = {str(token): number for number, token in known.items()}
     else:
-        older = _read(folder / SPECIAL)
+        older = read_side(folder / SPECIAL, Objects)
         values |= {n: _as_special(v) for n, v in older.items() if _is_name(n, v)}
         values |= extra if isinstance(extra, dict) else {}
         more = older.get(EXTRA) or ([] if extra else older.get(OLD_EXTRA)) or []
         values |= more if isinstance(more, dict) else {}
         extra = [*_listed(extra), *(_as_special(row) for row in _listed(more) if row not in extra)]
         special = {str(_token(value)) for value in (*values.values(), *extra)}
-        stated = {text: int(number) for text, number in _read(folder / ADDED).items()}
+        stated = {text: int(number) for text, number in read_side(folder / ADDED, Objects).items()}
         known = {
             number: AddedToken(text, normalized=text not in special, special=text in special)
             for text, number in stated.items()
@@ -277,7 +278,7 @@ def _templates(folder: Path, config: Objects) -> tuple[str | dict[str, str] | No
     has_processor = any((folder / name).is_file() for name in PROCESSORS)
     if not path.is_file() or (config.get("chat_template") and not has_processor):
         return None, frozenset()
-    source = _read(path).get("chat_template")
+    source = read_side(path, Objects).get("chat_template")
     if not isinstance(source, str):
         raise OptionError(f"{path}: chat_template must be a text. Correct or remove the file.")
     return source, frozenset()
@@ -313,14 +314,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path}: expected a text in UTF-8, got {error}. Correct it.") from error
-
-
-def _read(path: Path) -> Objects:
-    """A JSON object; an empty one if there is no file."""
-    try:
-        data = path.read_bytes() if path.is_file() else b"{}"
-        return msgspec.json.decode(data, type=Objects)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object, got {str(error)[:200]}. Copy it again, or remove it."
-        ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ortolan.export.errors import OptionError
+from ortolan.export.source.side_file import read_side
 
 CONFIG = "tokenizer_config.json"
 
@@ -36,16 +36,7 @@ class _Names(msgspec.Struct):
 
 def has_types(folder: Path, model_type: str) -> bool:
     """Whether the tokenizer of a folder gives each token of a pair a type."""
-    path = folder / CONFIG
-    try:
-        names = msgspec.json.decode(path.read_bytes(), type=_Names)
-    except FileNotFoundError:
-        names = _Names()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object with model_input_names, got {error}. Correct or "
-            "remove it."
-        ) from error
+    names = read_side(folder / CONFIG, _Names)
     if names.model_input_names is not None:
         return TYPES in names.model_input_names
     if names.tokenizer_class is not None:
