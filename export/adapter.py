@@ -68,14 +68,6 @@ def export_adapter(
 ) -> Adapter:
     """Convert a PEFT adapter for a bundle, and prove that both compute what PyTorch computes.
 
-    Args:
-        source: folder of the adapter, or its name on the Hugging Face Hub.
-        out: folder to write.
-        bundle: exported from the checkpoint that the adapter was trained on, for the CPU.
-        checkpoint: that checkpoint; by default the one that the adapter names.
-        force: replace an adapter at `out`.
-        progress: called as each step advances.
-
     Raises:
         CheckpointError: the adapter or the checkpoint cannot be read, or they do not belong
             together, or the adapter is not a plain LoRA of matrices.

@@ -41,12 +41,6 @@ def seconds_of(
     From measurements of models of up to 8B parameters on two cores, scaled by the number and speed
     of the cores. Includes synthetic calibration text and the gradients that guide `gptq`. A model
     that generates slowly, or a slow disk, takes longer.
-
-    Args:
-        model: to export.
-        quantization: of its weights; None for floats.
-        writes: whether the model writes its calibration text.
-        flops: `core_flops`.
     """
     weight_ns = _weight_ns(model, quantization, writes) * count(model.module)
     part_ns = WEIGHT_NS[None if quantization is None else "rtn"]

@@ -26,12 +26,7 @@ def place_of(target: Path) -> Place:
 
 @contextlib.contextmanager
 def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to build a bundle in, which becomes `target` when the block succeeds.
-
-    Args:
-        target: folder of the bundle.
-        force: replace an existing bundle.
-    """
+    """A folder to build a bundle in, which becomes `target` when the block succeeds."""
     try:
         place = place_of(target)
         target = place.target

@@ -12,12 +12,7 @@ class ProcessError(Exception):
 
 
 def run_python(*arguments: str, on_line: Callable[[str], None]) -> None:
-    """Run Python, importing from the same places as this process, until it ends.
-
-    Args:
-        arguments: of its command line.
-        on_line: called with each line it prints. An exception from here ends the process.
-    """
+    """Run Python, importing from the same places as this process, until it ends."""
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with python_process(*arguments, stderr=errors) as process:
             with TextIOWrapper(process.stdout or BytesIO(), encoding="utf-8") as lines:

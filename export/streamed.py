@@ -80,19 +80,7 @@ def run(
     *,
     instead: Sequence[Mapping[str, Weights]] = (),
 ) -> Generator[Product | Result, None, None]:
-    """Run a module over several inputs, product by product.
-
-    Args:
-        module: its parameters lie on `meta` and are named as in `weights`; a shared weight goes by
-            its first name.
-        weights: their values.
-        calls: each calls the module with one input.
-        instead: per call, other sources of some weights.
-
-    Yields:
-        Every product that inputs wait at, and the result of each input. An input continues when
-        the next event is requested.
-    """
+    """Run a module over several inputs, product by product."""
     sources = [Replaced(weights, other) if other else weights for other in instead]
     sources = sources or [weights] * len(calls)
     threads = [

@@ -19,11 +19,6 @@ def with_windows(model: Exportable, graphs: Mapping[str, ir.Model], plan: Plan) 
 
     All states stay whole where rows would gain nothing, and where the graphs are made for kernels
     that take no positions: those of WebGPU, CUDA, and standard operators.
-
-    Args:
-        model: to export.
-        graphs: tidied.
-        plan: of the export.
     """
     options = plan.options
     if plan.device != "cpu" or options.attention != "fused" or plan.takes_one:

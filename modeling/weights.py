@@ -373,13 +373,7 @@ def read_weight(weights: Weights, name: str) -> Tensor:
 
 
 def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[Piece, ...]:
-    """Published tensors that make up one of our weights, in order.
-
-    Args:
-        table: table of the family.
-        ours: name of the weight.
-        parts: rows of each projection in it.
-    """
+    """Published tensors that make up one of our weights, in order."""
     template, layer = name_template(ours)
     places = [
         (name, target)

@@ -110,11 +110,6 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
     The file is text for a decoder or an encoder of text; lines of `source TAB target` for an
     encoder-decoder; a uint8 array `(N, H, W, C)` in `.npy`, or `(N, H, W)` for one channel, for an
     encoder of images.
-
-    Args:
-        path: the file.
-        model: to be exported.
-        is_learned_from: whether anything is calibrated; if not, all of the file is held out.
     """
     suffix = _suffix(model)
     if suffix is None:
@@ -143,14 +138,7 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
 def cut_inputs(
     data: Calibration, model: Exportable, *, count: int, length: int = SEQUENCE_LENGTH
 ) -> Inputs:
-    """Inputs to calibrate on, spread evenly over the data.
-
-    Args:
-        data: of the model's kind.
-        model: has a tokenizer unless it takes images.
-        count: maximum number of texts, images, or groups of `PAIRS` pairs.
-        length: maximum tokens of a text.
-    """
+    """Inputs to calibrate on, spread evenly over the data."""
     return replace(_cut_inputs(data, model, count, length), origin=Path(data.origin).name)
 
 

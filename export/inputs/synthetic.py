@@ -59,13 +59,7 @@ _CONTRAST = 48.0
 
 
 def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
-    """Calibration inputs that need no data.
-
-    Args:
-        model: to be exported.
-        write: lets a draft bundle write; not called for an encoder-only model.
-        count: texts of 256 tokens, images, or groups of eight pairs.
-    """
+    """Calibration inputs that need no data."""
     random = np.random.default_rng(SEED)
     if not model.sides.has_decoder:
         return _drawn(model, random, count)

@@ -59,9 +59,6 @@ def write(
         tokens: total tokens to stop at; ignored with sources.
         length: maximum tokens of a text, its beginning included.
         progress: called while it writes.
-
-    Returns:
-        Ids of each text, from its beginning or start token on; empty if its logits were not finite.
     """
     folder = bundle.parent
     np.savez(folder / _BEGINNINGS, *beginnings)

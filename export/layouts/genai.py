@@ -53,14 +53,7 @@ _DISABLED = "optimization.disable_specified_optimizers"
 def through_bundle(
     out: str | Path, *, device: Device, options: ExportOptions, force: bool = False
 ) -> Iterator[Path]:
-    """Yield where to export a bundle, which is converted to `out` when the block succeeds.
-
-    Args:
-        out: as for `convert`.
-        device: of the export.
-        options: of the export.
-        force: as for `convert`.
-    """
+    """Yield where to export a bundle, which is converted to `out` when the block succeeds."""
     _check_options(device, options)
     target = files.followed(Path(out).absolute())
     _check_target(target, force)
@@ -72,16 +65,7 @@ def through_bundle(
 
 
 def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
-    """Write a bundle in the layout of onnxruntime-genai.
-
-    Args:
-        bundle: a decoder for the CPU.
-        out: the new folder.
-        force: replace a folder of this layout at `out`.
-
-    Returns:
-        The new folder.
-    """
+    """Write a bundle in the layout of onnxruntime-genai."""
     check_convertible(bundle)
     target = files.followed(Path(out).absolute())
     _check_target(target, force)

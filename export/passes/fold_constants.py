@@ -63,10 +63,6 @@ class FoldConstants(ir.passes.InPlacePass):
 
     The exporter writes a module as its author did: casts of numbers, sizes computed again for
     every view, transpositions there and back.
-
-    Args:
-        tables: fixed tensors by the names of their initializers. The other initializers without
-            data are weights.
     """
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:

@@ -39,13 +39,7 @@ class Lowered:
 
 
 def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]) -> Lowered:
-    """Rewrite tidied graphs, by role, in place.
-
-    Args:
-        graphs: by role.
-        plan: of the export.
-        schemes: of the low-bit weights.
-    """
+    """Rewrite tidied graphs, by role, in place."""
     models = list(graphs.values())
     _refuse_experts(models, plan)
     if BOTH_WAYS in graphs:

@@ -66,9 +66,6 @@ class PlainAttention(NodePass):
     Case 2: GroupQueryAttention that the device's kernel is unfit for: rewrite.
     Case 3: TensorScatter along the second-last axis, on WebGPU: becomes ScatterND.
     Case 4: otherwise: keep.
-
-    Args:
-        device: that computes the graph.
     """
 
     def __init__(self, device: Literal["cuda", "webgpu"]) -> None:

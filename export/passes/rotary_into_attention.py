@@ -37,9 +37,6 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
     Case 3: values are moved there and back: as case 2.
     Case 4: queries, keys and values are all the channels of one tensor: the node reads that.
     Case 5: otherwise, such as a rotation that the kernel does not have: keep.
-
-    Args:
-        positions: rows of the tables.
     """
 
     def __init__(self, positions: int) -> None:

@@ -38,20 +38,13 @@ class RotateStream:
     read the stream, and its inverse into those that add to it. A channel with outliers is spread
     over all of them, so that codes of 8 bits lose less (Ashkboos et al. 2024, "QuaRot"). Keys and
     values do not change.
-
-    Args:
-        names: weights that may be rotated: those of products of integers.
     """
 
     def __init__(self, names: Container[str]) -> None:
         self.names = names
 
     def __call__(self, graph: ir.Graph) -> Mapping[str, str]:
-        """Rewrite a graph in place, if it has one residual stream that only norms read.
-
-        Returns:
-            The new name of every rotated weight, by the old one; empty if nothing was changed.
-        """
+        """Rewrite a graph in place, if it has one residual stream that only norms read."""
         stream = _follow(graph, self.names)
         if stream is None:
             return {}

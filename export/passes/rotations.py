@@ -79,17 +79,6 @@ def read_map(
     2. At the second position: which channels of the first head are mixed in pairs?
     3. Try the candidates, or else read the tables off at every position.
     4. Compare with the map on random vectors: all heads, near and far positions, padding.
-
-    Args:
-        vectors: the map.
-        width: N.
-        head_dim: D.
-        positions: P.
-        candidates: rotations to reuse where the map computes one of them.
-        may_scale: whether the caller can apply a factor; else only the tables may contain one.
-
-    Returns:
-        None if the map computes something else.
     """
     first = _first_channel(vectors, width)
     if first is None:

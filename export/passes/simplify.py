@@ -27,13 +27,6 @@ def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: i
 
     Afterwards it has the nodes of an `ortolan.modeling` model, as far as the module computes the
     same, and `export.derived.recipes_of` returns the recipes of its new weights.
-
-    Args:
-        model: initializers carry names of weights and tables; one GroupQueryAttention a layer,
-            which may or may not rotate by positions itself.
-        tables: the fixed tensors among the initializers, such as rotary frequencies. Those that
-            remain, and the tables of rotations, get their data.
-        context_length: positions to prepare for.
     """
     return ir.passes.Sequential(
         FoldConstants(tables),

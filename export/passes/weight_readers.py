@@ -12,9 +12,6 @@ class QuantizeReaders(NodePass):
     """Replace every reader of a weight of a plan: FusedMatMul(x, w) and Gather(w, ids).
 
     A weight that loses its last reader is dropped.
-
-    Args:
-        plan: the scheme of each weight.
     """
 
     operators = ("FusedMatMul", "Gather")

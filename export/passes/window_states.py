@@ -25,12 +25,9 @@ _LAST, _TOTAL, _POSITIONS, _BIAS = 5, 6, 9, 10
 class WindowStates(ir.passes.InPlacePass):
     """Count the tokens of some states from `window_starts` on.
 
-        last      = seqlens_k - window_starts           (B,)
-        total     = max(last) + 1                       ()
-        positions = seqlens_k + 1 - S, ..., seqlens_k   (B, S), for the rotation
-
-    Args:
-        states: states that `windows_of` returned for the graph.
+    last      = seqlens_k - window_starts           (B,)
+    total     = max(last) + 1                       ()
+    positions = seqlens_k + 1 - S, ..., seqlens_k   (B, S), for the rotation
     """
 
     def __init__(self, states: Iterable[State]) -> None:

@@ -74,16 +74,7 @@ def thresholds(
     cache: Cache = "float",
     device: Device = "cpu",
 ) -> Thresholds:
-    """The limits for a bundle.
-
-    Args:
-        precision: of the weights.
-        output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
-        max_kl: the user's limit on the divergence of logits.
-        allow_poor: no limit for rounded weights, except `max_kl`.
-        cache: an int8 cache has the limits of int8 weights.
-        device: that the graphs are made for.
-    """
+    """The limits for a bundle."""
     is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
     sums_in_halves = device == "webgpu" and precision == "fp16"
     bounds = THRESHOLDS["int8" if is_rounded else "fp16 sums" if sums_in_halves else precision]

@@ -37,14 +37,7 @@ FILTERS: Mapping[str, tuple[float, Callable[[Array], Array]]] = {
 
 
 def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource | PatchSource) -> Array:
-    """Pixels `(C, H, W)` of an encoder's input, in float64.
-
-    Args:
-        picture_HWC: with the channels of the encoder; without an alpha channel, by which Pillow
-            weights colors. Versions of Pillow differ in the axis that comes first, which matters
-            where a filter overshoots 0 or 255.
-        source: of the encoder.
-    """
+    """Pixels `(C, H, W)` of an encoder's input, in float64."""
     steps = Fit() if isinstance(source, PatchSource) else source.steps
     values_HWC = picture_HWC.astype(np.float64)
     if isinstance(source, PatchSource):

@@ -199,12 +199,6 @@ def make_probes(
 
     Otherwise they are cut from `TEXT`, or are random ids without a tokenizer, or random images, all
     with a fixed seed.
-
-    Args:
-        model: to export.
-        data: calibration data.
-        proof: how many.
-        windows: add a text longer than the windows of the states.
     """
     if model.sides.reads_source:
         return _pair_probes(model, data, LENGTHS[proof])

@@ -29,13 +29,7 @@ print(msgspec.json.encode(report).decode())
 
 
 def replay(folder: Path, progress: Progress = silent, *, adapter: Path | None = None) -> Report:
-    """Replay the certificate on the CPU, away from the memory of PyTorch.
-
-    Args:
-        folder: of the bundle.
-        progress: of the step `verify`.
-        adapter: replay the certificate of this adapter instead, with the adapter.
-    """
+    """Replay the certificate on the CPU, away from the memory of PyTorch."""
     printed: list[str] = []
 
     def note(line: str) -> None:

@@ -71,19 +71,7 @@ def open_exportable(
     text_only: bool = False,
     mtp: bool = False,
 ) -> Exportable:
-    """Open a source of any kind.
-
-    Args:
-        source: what to open.
-        tokenizer: a tokenizer.json, or for a live model a folder with one and its companions; by
-            default that of the checkpoint.
-        max_context: tokens that each side has to hold; by default as the model was made for.
-        accept_unknown: keys of config.json to ignore although their meaning is unknown.
-        via: how to open a checkpoint; by default as a family, or else with transformers.
-        adapter: a PEFT folder to merge into a checkpoint.
-        text_only: leave out the encoder of the images that a language model reads.
-        mtp: with the head of the checkpoint that predicts further tokens.
-    """
+    """Open a source of any kind."""
     read = partial(
         _open_checkpoint,
         tokenizer=tokenizer,

@@ -50,12 +50,7 @@ _SPEECH = ("num_mel_bins", "input_feat_per_channel")
 
 
 def check_architecture(values: Mapping[str, object], config: ModelConfig | None) -> None:
-    """Refuse a checkpoint whose class has another head than its config.
-
-    Args:
-        values: of its config.json; without `architectures` nothing is checked.
-        config: as its family reads it; None for a causal language model of transformers.
-    """
+    """Refuse a checkpoint whose class has another head than its config."""
     name = architecture_of(values)
     kind: type[ModelConfig] = DecoderConfig if config is None else type(config)
     task = next((task for suffix, task in TASKS.items() if name.endswith(suffix)), None)

@@ -53,12 +53,7 @@ class Extractor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
-    """The input of an encoder of speech.
-
-    Args:
-        config: of the encoder.
-        folder: of the checkpoint; None for the defaults.
-    """
+    """The input of an encoder of speech."""
     values = {} if folder is None else processor_keys(folder, "feature_extractor")
     _check_off(values)
     known = (*INERT, *DERIVED, *OFF, *Extractor.__struct_fields__)
@@ -100,12 +95,7 @@ class ChunkExtractor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chunked_source(config: ChunkedAudioInput, folder: Path | None) -> ChunkedSource:
-    """The input of an encoder of speech in chunks.
-
-    Args:
-        config: of the encoder.
-        folder: of the checkpoint; None for the defaults.
-    """
+    """The input of an encoder of speech in chunks."""
     values = {} if folder is None else processor_keys(folder, "feature_extractor")
     _check_off(values)
     # No sound is padded to a length.
@@ -149,13 +139,7 @@ class WaveExtractor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> WaveSource:
-    """The input of an encoder of waves.
-
-    Args:
-        config: of the encoder.
-        folder: of the checkpoint; None for the defaults.
-        vectors: most vectors of a wave.
-    """
+    """The input of an encoder of waves."""
     values = {} if folder is None else processor_keys(folder, "feature_extractor")
     # No wave is padded.
     known = (*INERT, "padding_value", *WaveExtractor.__struct_fields__)

@@ -24,15 +24,7 @@ def companions_of(
     has_vocabulary: bool,
     has_decoder: bool,
 ) -> dict[str, Companion]:
-    """Files for the bundle, by name. Tokens that other files declare are in tokenizer.json.
-
-    Args:
-        source: the checkpoint, or the folder with the files, if any.
-        tokenizer: a tokenizer.json, or a folder with one, to use instead.
-        vocab_size: exclusive upper bound of token ids.
-        has_vocabulary: whether the model reads or writes tokens.
-        has_decoder: whether it writes them.
-    """
+    """Files for the bundle, by name. Tokens that other files declare are in tokenizer.json."""
     names = COMPANIONS if has_decoder else (TOKENIZER,) if has_vocabulary else ()
     files = _files(source, [name for name in names if tokenizer is None or name != TOKENIZER])
     if tokenizer is None:

@@ -66,12 +66,7 @@ class _Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ctc_symbols(folder: Path | None, size: int) -> Symbols:
-    """The symbols of a model with CTC.
-
-    Args:
-        folder: of the checkpoint.
-        size: number of logits.
-    """
+    """The symbols of a model with CTC."""
     if folder is None or not (folder / VOCABULARY).is_file():
         return NO_SYMBOLS
     settings = _settings(folder)

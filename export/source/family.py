@@ -188,14 +188,7 @@ def _sized(config: C, folder: Path) -> C:
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
-    """Trace one graph of a bundle.
-
-    Args:
-        config: the model.
-        role: of the graph, such as `decoder` or `encoder`.
-        graph: its entry in the manifest, for the number of tokens of a step.
-        dtype: of weights, activations and states.
-    """
+    """Trace one graph of a bundle."""
     sides = sides_of(config)
     tracer = TRACERS[sides.kind].get(role)
     if tracer is None:
@@ -220,16 +213,7 @@ def _describe(
     weights: Weights,
     sha256: Callable[[], str],
 ) -> Exportable:
-    """Describe a model to the export.
-
-    Args:
-        config: of the model as trained.
-        limited: the same with the chosen context.
-        checkpoint: None for a live model.
-        tokenizer: as of `open_exportable`.
-        weights: of the model.
-        sha256: a hash of its weights and config.
-    """
+    """Describe a model to the export."""
     sides = sides_of(limited)
     has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder

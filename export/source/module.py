@@ -58,14 +58,7 @@ class Described:
 def open_module(
     module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
-    """Open a live module.
-
-    Args:
-        module: with its weights.
-        tokenizer: a tokenizer.json, or a folder with one and its companions; None for a module
-            that takes only ids.
-        max_context: tokens that have to fit; by default the module's own `context_length`.
-    """
+    """Open a live module."""
     context = max_context or getattr(module, "context_length", None)
     if not isinstance(context, int) or context < 1:
         raise OptionError(
@@ -111,14 +104,7 @@ def _check(live: nn.Module, opened: Exportable) -> None:
 def open_empty(
     module: nn.Module, weights: Weights, described: Described, *, tokenizer: str | Path | None
 ) -> Exportable:
-    """Open a module without memory. Raises as `open_module`.
-
-    Args:
-        module: its parameters are on `meta`, its buffers have their values.
-        weights: of its parameters, by their names.
-        described: everything else.
-        tokenizer: used instead of the one in its folder.
-    """
+    """Open a module without memory. Raises as `open_module`."""
     carried = find_carried(module)
     companions = companions_of(
         described.folder,

@@ -28,13 +28,7 @@ class _Tokens(msgspec.Struct):
 
 
 def padding_id(tokenizer: Tokenizer | None, folder: Path | None, own: int | None) -> int:
-    """Id of the padding.
-
-    Args:
-        tokenizer: of the texts, if there is one.
-        folder: of its files.
-        own: id in the config of the model, for a tokenizer whose files name none.
-    """
+    """Id of the padding."""
     text = None if tokenizer is None or folder is None else _pad_token(folder)
     if text is not None and tokenizer is not None:
         ids = tokenizer.encode(text, add_special_tokens=False)

@@ -110,13 +110,7 @@ PROCESSOR_OF: Mapping[str, str] = {
 
 
 def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
-    """The input of an encoder of images that keep their proportions.
-
-    Args:
-        config: of the encoder.
-        folder: of the checkpoint; without one, or without the file, the defaults of the model's
-            image processor apply.
-    """
+    """The input of an encoder of images that keep their proportions."""
     source = config.input
     if not isinstance(source, GridInput):
         raise TypeError("expected an encoder of patches")

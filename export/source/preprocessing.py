@@ -176,14 +176,7 @@ SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "Featur
 
 
 def image_source(config: PatchInput, folder: Path | None, model_type: str) -> ImageSource:
-    """The input of an image encoder.
-
-    Args:
-        config: of its input.
-        folder: of the checkpoint; without one, or without the file, the defaults of the model's
-            image processor apply, with images of the model's size.
-        model_type: of the checkpoint.
-    """
+    """The input of an image encoder."""
     processor = read_processor(config, folder, model_type)
     fit = _fit(processor)
     _check_size(processor, fit, config.image_size)

@@ -30,13 +30,7 @@ class _Generation(msgspec.Struct):
 
 
 def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Tokens:
-    """The special tokens of a model with a vocabulary.
-
-    Args:
-        own: those of its config, with `start` if it is an encoder-decoder.
-        folder: of the checkpoint's files, if any.
-        vocab_size: every special token is below it.
-    """
+    """The special tokens of a model with a vocabulary."""
     generation = _read(folder)
     eos, last = _ids(generation.eos_token_id), _ids(generation.forced_eos_token_id)
     words = generation.bad_words_ids or ()

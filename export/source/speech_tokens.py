@@ -26,13 +26,7 @@ class _Generation(msgspec.Struct):
 
 
 def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int) -> Speech | None:
-    """The tokens of a model with a vocabulary; None if it hears nothing, or the file names none.
-
-    Args:
-        folder: of the checkpoint's files, if any.
-        source: what the encoder reads.
-        vocab_size: every token is below it.
-    """
+    """The tokens of a model with a vocabulary; None if it hears nothing, or the file names none."""
     generation = _generation(folder, source)
     if generation is None or not isinstance(source, AudioSource):
         return None
@@ -60,15 +54,6 @@ def opening_tokens(
 
     As in transformers, `language` and `task` come before `forced_decoder_ids`, which config.json
     may hold as well. Empty if the language is recognized and the task is the usual one.
-
-    Args:
-        folder: of the checkpoint's files, if any.
-        source: what the encoder reads.
-        speech: tokens of the model.
-        vocab_size: every token is below it.
-
-    Returns:
-        Ids; None stands for the recognized language.
     """
     generation = _generation(folder, source)
     if generation is None or folder is None:

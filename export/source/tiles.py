@@ -61,12 +61,7 @@ ALWAYS_CUT = frozenset({"internvl"})
 
 
 def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | None:
-    """How the images of an encoder are cut; `None` if it reads each as a whole, or sounds.
-
-    Args:
-        config: of the encoder.
-        folder: of the checkpoint.
-    """
+    """How the images of an encoder are cut; `None` if it reads each as a whole, or sounds."""
     if isinstance(config.input, GridInput):
         return _oversized(config, folder)
     if not isinstance(config.input, PatchInput):
@@ -114,13 +109,7 @@ def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | None:
 
 
 def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
-    """How images are cut into tiles; None for a model that reads no tiles.
-
-    Args:
-        config: of the input of the encoder.
-        folder: of the checkpoint.
-        model_type: of the checkpoint.
-    """
+    """How images are cut into tiles; None for a model that reads no tiles."""
     processor = read_processor(config, folder, model_type)
     grid, texts = _grid(processor), TILE_TEXTS.get(model_type)
     if texts is None:

@@ -89,13 +89,7 @@ class TokenFiles:
 
 
 def token_files(folder: Path, tokenizer: bytes, *, vocab_size: int | None = None) -> TokenFiles:
-    """Read the files next to a tokenizer.json.
-
-    Args:
-        folder: of the files.
-        tokenizer: content of the tokenizer.json.
-        vocab_size: of the model.
-    """
+    """Read the files next to a tokenizer.json."""
     config = read_side(folder / CONFIG, Objects)
     for key, values in REFUSED.items():
         if config.get(key) not in values:

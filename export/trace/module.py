@@ -184,11 +184,7 @@ class _ModuleGraph(Entry):
 
 
 def find_carried(module: nn.Module) -> Carried:
-    """Find what a module carries, from one forward without memory.
-
-    Args:
-        module: its parameters are on `meta`.
-    """
+    """Find what a module carries, from one forward without memory."""
     name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):
         twin, state = twin_of(module, None), _ObservedState()
@@ -237,10 +233,6 @@ def trace_module(
         dtype: of parameters, activations and states; logits are always float32.
         tied: second names of shared parameters, and the first name of each.
         sequence: number of new tokens, if it is fixed.
-
-    Returns:
-        A graph like a decoder's, whose initializers have the names of the module's parameters and
-        buffers, and no data.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         entry = _ModuleGraph(twin_of(module, dtype), carried)
@@ -312,12 +304,7 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
 
 
 def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Copy a module with fake parameters and buffers, under the caller's FakeTensorMode.
-
-    Args:
-        module: left as it is.
-        dtype: of the parameters; by default their own.
-    """
+    """Copy a module with fake parameters and buffers, under the caller's FakeTensorMode."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         fake = torch.empty(parameter.shape, dtype=dtype or parameter.dtype)

@@ -78,16 +78,6 @@ def trace(
     """Trace a model through an entry.
 
     Blocks of equal configs are traced once and repeated in the graph, if that is possible.
-
-    Args:
-        config: the model.
-        dtype: of weights and activations.
-        entry: wraps the model.
-        signature: makes the example inputs for a model, under FakeTensorMode.
-
-    Returns:
-        A graph whose initializers have the names of the model's parameters and tables, and no
-        data.
     """
     short, blocks = shorten(config)
     with _explained(config.model_type), FakeTensorMode():
@@ -119,13 +109,7 @@ def _explained(model_type: str) -> Iterator[None]:
 
 
 def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Model:
-    """Trace an entry under the caller's FakeTensorMode.
-
-    Args:
-        entry: around a model without memory.
-        io: inputs and outputs.
-        tied: second names of shared parameters, and the first name of each.
-    """
+    """Trace an entry under the caller's FakeTensorMode."""
     with _quiet():
         program = torch.onnx.export(
             entry.eval(),

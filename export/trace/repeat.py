@@ -53,14 +53,7 @@ class _Body:
 def repeat(
     traced: ir.Model, blocks: Blocks, *, inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
-    """Turn the marked graph of a short model into that of the whole one.
-
-    Args:
-        traced: rewritten in place.
-        blocks: the layers that each block stands for.
-        inputs: names of the whole model's inputs, in order.
-        outputs: names of its outputs, in order.
-    """
+    """Turn the marked graph of a short model into that of the whole one."""
     graph = traced.graph
     bodies = _bodies(graph, blocks.stacks)
     for prefix, of_layers in blocks.of_layers.items():

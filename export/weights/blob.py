@@ -166,13 +166,6 @@ def write_rest(
 
     Shapes come from the graph, which has fewer rows of a learned position table than the checkpoint
     if its context is shorter.
-
-    Args:
-        writer: of the weight file.
-        models: graphs; their initializers have data, or are named in `weights` or `tables`.
-        weights: of the checkpoint.
-        tables: computed tensors.
-        dtype: of stored weights; tables have the type in the graph.
     """
     for model in models:
         for name, value in model.graph.initializers.items():

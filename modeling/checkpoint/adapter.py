@@ -93,13 +93,7 @@ class Adapted:
     """Tensors of a checkpoint with an adapter merged in."""
 
     def __init__(self, base: FileTensors, folder: Path, values: Mapping[str, object]) -> None:
-        """Check that the adapter belongs to the checkpoint.
-
-        Args:
-            base: tensors of the checkpoint.
-            folder: folder of the adapter.
-            values: values of the checkpoint's config.
-        """
+        """Check that the adapter belongs to the checkpoint."""
         self.left_out = base.left_out if isinstance(base, TextTensors) else ()
         self._folder = folder
         config = read_adapter_config(folder)
@@ -118,11 +112,7 @@ class Adapted:
         return frozenset({*self._products, *self._replaced})
 
     def check_tied(self, names: Iterable[str]) -> None:
-        """Check that the adapter leaves alone the tensors that share their values in a model.
-
-        Args:
-            names: of these tensors, with or without the prefix of the base model.
-        """
+        """Check that the adapter leaves alone the tensors that share their values in a model."""
         for name in names:
             for changed in self.changed:
                 if f".{changed}".endswith(f".{name}") or name.endswith(f".{changed}"):
@@ -246,13 +236,7 @@ class WithHead(PartTensors):
     """Tensors of a language model whose head is its embedding, with the head as a further one."""
 
     def __init__(self, whole: FileTensors, table: str, head: str) -> None:
-        """Name the embedding as the head, too.
-
-        Args:
-            whole: tensors of the checkpoint.
-            table: name of the embedding.
-            head: name of the head.
-        """
+        """Name the embedding as the head, too."""
         super().__init__(whole, lambda name: name)
         self._names[head] = table
 

@@ -137,13 +137,7 @@ Source = str | Path | Checkpoint
 
 
 def open_checkpoint(source: Source, *, adapter: str | Path | None = None) -> Checkpoint:
-    """Open a checkpoint; its weights are opened when `Checkpoint.tensors` is first read.
-
-    Args:
-        source: a folder with config.json and weights, a folder `models--*` of the Hugging Face
-            cache, a GGUF file, or a checkpoint, which is returned.
-        adapter: a PEFT adapter to merge into the weights: its folder, or one of the cache.
-    """
+    """Open a checkpoint; its weights are opened when `Checkpoint.tensors` is first read."""
     if adapter is not None:
         return _adapted(open_checkpoint(source), _snapshot(Path(adapter)))
     if isinstance(source, Checkpoint):
@@ -231,12 +225,7 @@ def _open_gguf(file: Path) -> Checkpoint:
 
 
 def open_tensors(folder: Path, quantization: dict[str, object] | None = None) -> FileTensors:
-    """Open the weight files of a folder.
-
-    Args:
-        folder: folder of the files.
-        quantization: quantization described by the config.
-    """
+    """Open the weight files of a folder."""
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
     return Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)

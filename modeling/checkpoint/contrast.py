@@ -71,11 +71,7 @@ class Contrast:
 
 
 def kind_of(values: Values) -> Kind | None:
-    """The kind of a model of images and texts; None for other models.
-
-    Args:
-        values: of its config.
-    """
+    """The kind of a model of images and texts; None for other models."""
     model_type, names = values.get("model_type"), values.get("architectures")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     return kind if kind is not None and names == [kind.architecture] else None

@@ -35,12 +35,7 @@ class _Tensors:
 
 
 def updates_of(weights: MappedWeights, adapter: Adapted) -> dict[str, LowRank]:
-    """The update of each of our weights that an adapter changes, by name.
-
-    Args:
-        weights: of the checkpoint that the adapter belongs to.
-        adapter: without tensors that it replaces.
-    """
+    """The update of each of our weights that an adapter changes, by name."""
     updates, used = dict[str, LowRank](), set[str]()
     for ours, pieces in weights.pieces.items():
         rows, start, parts = weights.shape(ours)[0], 0, []

@@ -121,16 +121,7 @@ def map_weights(
     base_model_prefix: str,
     tied: Mapping[str, str],
 ) -> MappedWeights:
-    """Check a checkpoint against a model, and map its weights to our names.
-
-    Args:
-        source: published tensors.
-        table: table of the family.
-        expected: shapes of all parameters of the model, by our names.
-        parts: rows of each projection, for parameters that hold several.
-        base_model_prefix: prefix of names that a checkpoint without a head leaves out.
-        tied: our names of tied weights, which a checkpoint may repeat, and the weights they equal.
-    """
+    """Check a checkpoint against a model, and map its weights to our names."""
     published = source.shapes()
     names = _with_originals(_table_names(published, table, base_model_prefix), table, tied)
     claimed: set[str] = set()

@@ -183,11 +183,7 @@ class MediaTower:
 
 
 def media_tower(values: Values) -> MediaTower | None:
-    """The encoder of images or sounds of a model; None where it has none that Ortolan computes.
-
-    Args:
-        values: of the config of the whole model.
-    """
+    """The encoder of images or sounds of a model; None where it has none that Ortolan computes."""
     model_type, text = values.get("model_type"), values.get("text_config")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     own = None if kind is None else values.get(kind.config)

@@ -63,13 +63,7 @@ class PaddedHeads(NamedTuple):
 
 
 def padded_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[PaddedHeads, ...]:
-    """Published tensors that make up a weight with padded heads; empty for other weights.
-
-    Args:
-        table: table of the family.
-        ours: name of the weight.
-        parts: rows of each projection in it.
-    """
+    """Published tensors that make up a weight with padded heads; empty for other weights."""
     template, layer = name_template(ours)
     padded = [
         (name, target.heads)

@@ -21,11 +21,6 @@ class ResizedPositions:
     """Tensors of a checkpoint, whose table of positions is interpolated.
 
     A table of another size than the config says is left as it is, to be reported.
-
-    Args:
-        stored: tensors of the checkpoint.
-        table: the published table.
-        grid: rows and columns of the patches of an image.
     """
 
     def __init__(self, stored: TensorSource, table: SquareTable, grid: tuple[int, int]) -> None:

@@ -352,16 +352,7 @@ def _projection(reader: ConfigReader, width: int) -> Projection:
 
 
 def write_sentence_head(folder: Path, head: EmbeddingHead, width: int) -> list[Path]:
-    """Write `modules.json` and the configs of the modules.
-
-    Args:
-        folder: the checkpoint.
-        head: head of the model.
-        width: model width.
-
-    Returns:
-        Folders for the weights of the projections, in order.
-    """
+    """Write `modules.json` and the configs of the modules."""
     if isinstance(head.pooling, AttentionPooling) or head.end is not None:
         raise ConfigError(
             "head: this format pools whole texts, by fixed rules. Choose another pooling."

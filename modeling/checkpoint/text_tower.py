@@ -183,12 +183,7 @@ class PartTensors:
     """Tensors of one part of a model, under the names that they have there."""
 
     def __init__(self, whole: FileTensors, rename: Callable[[str], str | None]) -> None:
-        """Find the tensors of a part.
-
-        Args:
-            whole: tensors of the checkpoint.
-            rename: the name of a tensor in the part; None if it belongs to another one.
-        """
+        """Find the tensors of a part."""
         self._whole = whole
         names = {rename(name): name for name in whole.shapes()}
         self._names = {ours: name for ours, name in names.items() if ours is not None}

@@ -21,9 +21,6 @@ class WeightNormed:
 
     The weight is `g * v / |v|`. The norm runs over the axes of which `g` has a single row, so that
     a length `(1, 1, K)` belongs to each tap of a convolution.
-
-    Args:
-        stored: tensors of the checkpoint.
     """
 
     def __init__(self, stored: TensorSource) -> None:

@@ -304,13 +304,7 @@ class EncoderConfig(StackConfig):
 def as_encoder(
     config: DecoderConfig, *, causal: bool = True, head: Head | None = None
 ) -> EncoderConfig:
-    """The blocks of a language model as an encoder, with another head.
-
-    Args:
-        config: the language model.
-        causal: tokens still attend to earlier tokens only.
-        head: see `EncoderConfig`.
-    """
+    """The blocks of a language model as an encoder, with another head."""
     shared = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
     blocks = tuple(
         replace(block, mixer=replace(block.attention, causal=causal)) for block in config.blocks

@@ -157,12 +157,7 @@ def family_of(model_type: str) -> Family[Any]:
 
 
 def unknown_family(model_type: str, *, or_else: str = "") -> str:
-    """The message for a `model_type` that no family has, with similar names.
-
-    Args:
-        model_type: the value in the config.
-        or_else: what else it could have been.
-    """
+    """The message for a `model_type` that no family has, with similar names."""
     close = get_close_matches(model_type, sorted(FAMILIES))
     near = f", much like {' or '.join(close)}" if close else ""
     return (

@@ -107,12 +107,7 @@ class BartFormat:
     def read(
         self, hf: ConfigReader, *, decoder_vocab_size: int | None = None
     ) -> EncoderDecoderConfig:
-        """A published config as an `EncoderDecoderConfig`.
-
-        Args:
-            hf: the published config.
-            decoder_vocab_size: tokens of the decoder's own embedding; None if both sides share one.
-        """
+        """A published config as an `EncoderDecoderConfig`."""
         architecture = hf.architecture(f"{self.classes}Model", f"{self.classes}{self.head}")
         self._check_switches(hf)
         width, vocab_size = hf.size("d_model"), hf.size("vocab_size")

@@ -74,13 +74,7 @@ def embeddings(prefix: str) -> dict[str, Entry]:
 def with_token_heads(
     table: Table, *, classifier: str = "classifier", answers: str = "qa_outputs"
 ) -> Callable[[EncoderConfig], Table]:
-    """A table in which the last matrix of a head has the name of the model's class.
-
-    Args:
-        table: with the names of a classifier of whole texts.
-        classifier: published name of the matrix that labels tokens.
-        answers: published name of the matrix that finds the ends of an answer.
-    """
+    """A table in which the last matrix of a head has the name of the model's class."""
     others = {
         name: entry
         for name, entry in table.items()
@@ -285,12 +279,7 @@ def encoder_block(
 
 
 def write_encoder(config: EncoderConfig, classes: str) -> dict[str, object]:
-    """The keys of a published config that these families share.
-
-    Args:
-        config: of the model.
-        classes: the prefix of the names of the model classes.
-    """
+    """The keys of a published config that these families share."""
     first, source, positions = config.blocks[0], config.input, config.positions
     if not isinstance(source, TokenInput) or not isinstance(positions, LearnedPositions):
         raise ConfigError(

@@ -50,19 +50,7 @@ def read_head(
     token_layer: Mapping[str, Any] = NO_LAYER,
     **layer: Any,
 ) -> Head | None:
-    """The head that `architectures` names; None for the encoder alone.
-
-    Args:
-        hf: the config.
-        classes: the prefix of the names of the model classes.
-        language_model: the head of a language model.
-        pretraining: a checkpoint of pre-training is read as a language model.
-        answers: a checkpoint for question answering has one matrix after the stream.
-        pooling: published name of the pooling of a classifier.
-        poolings: published names of poolings.
-        token_layer: fields of the layer before the logits of a classifier of tokens.
-        layer: fields of the layer before the logits of a classifier.
-    """
+    """The head that `architectures` names; None for the encoder alone."""
     suffixes = [BASE, MASKED, *([PRETRAINING] if pretraining else [])]
     suffixes += [CLASSIFIER, TOKEN_CLASSIFIER, *([QUESTION_ANSWERING] if answers else [])]
     suffix = hf.architecture(*(f"{classes}{known}" for known in suffixes)).removeprefix(classes)
@@ -83,25 +71,14 @@ def read_head(
 
 
 def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> ClassifierHead:
-    """Read the head of a classifier.
-
-    Args:
-        hf: the config.
-        pooling: of the tokens.
-        layer: fields of the layer before the logits.
-    """
+    """Read the head of a classifier."""
     labels = read_labels(hf)
     function = read_score_function(hf, len(labels))
     return ClassifierHead(labels=labels, scores=function, pooling=pooling, **layer)
 
 
 def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
-    """Read the head of a classifier of tokens, whose labels exclude each other.
-
-    Args:
-        hf: the config.
-        layer: fields of the layer before the logits.
-    """
+    """Read the head of a classifier of tokens, whose labels exclude each other."""
     # transformers always applies a softmax here.
     hf.skip("problem_type", "function_to_apply")
     labels = read_labels(hf)
@@ -114,12 +91,7 @@ def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
 
 
 def read_span_head(hf: ConfigReader, **layer: Any) -> ClassifierHead:
-    """Read the head of a model for question answering: logits of the answer's start and end.
-
-    Args:
-        hf: the config.
-        layer: fields of the layer before the logits.
-    """
+    """Read the head of a model for question answering: logits of the answer's start and end."""
     hf.skip("problem_type", "function_to_apply")
     if (count := len(read_labels(hf))) != len(SPAN):
         raise ConfigError(
@@ -223,13 +195,7 @@ def _bad_names(hf: ConfigReader, named: dict[Any, Any]) -> ConfigError:
 
 
 def head_hf_config(head: Head | None, classes: str, *, kind: str = "") -> dict[str, object]:
-    """The keys that name a model's head.
-
-    Args:
-        head: of the model.
-        classes: the prefix of the names of the model classes.
-        kind: name of the class of a classifier, after the prefix; by default a text classifier.
-    """
+    """The keys that name a model's head."""
     match head:
         case LanguageModelHead(tied=tied):
             return {"architectures": [f"{classes}{MASKED}"], "tie_word_embeddings": tied}

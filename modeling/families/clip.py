@@ -110,13 +110,7 @@ _POOLED: dict[str, Entry] = {
 def side(
     hf: ConfigReader, name: Literal["vision", "text"], implied: Mapping[str, object]
 ) -> ConfigReader:
-    """The config of one encoder of a model of both; all keys if the encoder is on its own.
-
-    Args:
-        hf: the whole config.
-        name: which encoder.
-        implied: values that its config may leave out.
-    """
+    """The config of one encoder of a model of both; all keys if the encoder is on its own."""
     old = hf.nested(f"{name}_config_dict", implied)
     if old is not None:
         hf.skip(f"{name}_config")  # old files have both, and transformers reads this one

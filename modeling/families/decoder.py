@@ -260,16 +260,7 @@ def altered(
     rotaries: Sequence[Rotary] | None = None,
     **fields: Any,
 ) -> DecoderConfig:
-    """A decoder with other values of some fields.
-
-    Args:
-        config: the decoder.
-        attention: fields of every layer's attention.
-        feed_forward: fields of every layer's MLP.
-        block: fields of every layer.
-        rotaries: the positions of each layer; None in it for the stack's.
-        fields: fields of the decoder.
-    """
+    """A decoder with other values of some fields."""
     own = rotaries or [layer.attention.rotary for layer in config.blocks]
     blocks = tuple(
         replace(

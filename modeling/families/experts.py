@@ -97,16 +97,7 @@ def read_mixture(
     per_token: str = "num_experts_per_tok",
     **fields: Any,
 ) -> MixtureConfig:
-    """The mixture that a config describes.
-
-    Args:
-        hf: the published config.
-        size: key of an expert's width.
-        count: key of the number of experts, which transformers also writes as
-            `num_local_experts`.
-        per_token: key of the number of experts for each token.
-        fields: other fields.
-    """
+    """The mixture that a config describes."""
     # Keys of training.
     hf.skip("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef")
     key = count if count in hf else "num_local_experts"
@@ -121,13 +112,7 @@ def read_mixture(
 def read_sigmoid_mixture(
     hf: ConfigReader, *, count: str = "n_routed_experts", shared: str = "n_shared_experts"
 ) -> MixtureConfig:
-    """The mixture of DeepSeek V3 and its successors: sigmoids, a balancing bias, groups.
-
-    Args:
-        hf: the published config.
-        count: key of the number of experts.
-        shared: key of the number of experts of all tokens, which are one wider expert here.
-    """
+    """The mixture of DeepSeek V3 and its successors: sigmoids, a balancing bias, groups."""
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         check_choice(hf, key, only, "noaux_tc")
     hf.skip("num_nextn_predict_layers", "num_mtp_layers", "ep_size", "aux_loss_alpha", "seq_aux")

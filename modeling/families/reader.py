@@ -46,13 +46,7 @@ class ConfigKeys:
 
 
 class ConfigReader:
-    """The values of one config, and which of them were read.
-
-    Args:
-        values: the parsed JSON object.
-        name: the file, for messages.
-        prefix: of the names of its keys, for a nested object.
-    """
+    """The values of one config, and which of them were read."""
 
     def __init__(
         self, values: Mapping[str, object], name: str = "config.json", *, prefix: str = ""
@@ -140,10 +134,6 @@ class ConfigReader:
         """A reader of the object under `key`; None if absent or null.
 
         `finish` of this reader covers its keys too.
-
-        Args:
-            key: of the object.
-            implied: values of keys that it leaves out.
         """
         values = self.get(key, dict, None)
         if values is None:
@@ -220,11 +210,7 @@ class ConfigReader:
         self._read.update(key for key in keys if not is_inert(key, self._values.get(key)))
 
     def finish(self, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-        """The fate of every key, including those of nested objects.
-
-        Args:
-            accept_unknown: unknown keys to ignore.
-        """
+        """The fate of every key, including those of nested objects."""
         fates, unknown = dict(self._fates()), set(self.unknown())
         for key in accept_unknown:
             if key not in unknown:

@@ -34,17 +34,7 @@ def read_rotary(
     interleaved: bool = False,
     backward: bool = False,
 ) -> RotaryPositions:
-    """The rotary positions that a config describes.
-
-    Args:
-        hf: the config.
-        head_dim: channels of a head.
-        context_length: see `StackConfig`.
-        theta: default base of the wavelengths.
-        fraction: default share of a head's channels that is rotated.
-        interleaved: see `RotaryPositions`.
-        backward: see `RotaryPositions`.
-    """
+    """The rotary positions that a config describes."""
     # If a config has both, the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
     # Keys next to the scaling are the defaults of those in it.
@@ -96,12 +86,6 @@ def read_rotaries(
 
     Since transformers 5, `rope_parameters` has an object for each kind. Before, each kind had a key
     for its base, and a scaling was for the first kind alone.
-
-    Args:
-        hf: the config.
-        kinds: for each kind, the key of its base, and the default base.
-        head_dim: channels of a head, all of which are rotated.
-        context_length: see `StackConfig`.
     """
     scaling, parameters = hf.nested("rope_scaling"), hf.nested("rope_parameters")
     rotaries = {}

@@ -53,11 +53,6 @@ def read_siglip2(tower: ConfigReader, head: Head | None = None, *, merge: int = 
 
     The config does not bound the patches of an image: here they are those of the table of
     positions, rounded up to whole squares.
-
-    Args:
-        tower: config of the encoder.
-        head: of the encoder.
-        merge: side of the squares of patches that the head joins.
     """
     config, count = read_siglip(tower, None), tower.size("num_patches", 256)
     if math.isqrt(count) ** 2 != count:

@@ -20,15 +20,7 @@ def linear(
     rows: Rows | None = None,
     spare: bool = False,
 ) -> dict[str, Entry]:
-    """Weights and biases of modules.
-
-    Args:
-        modules: published names to ours.
-        theirs: prefix of the published names.
-        ours: prefix of ours.
-        rows: see `Target`.
-        spare: see `Target`.
-    """
+    """Weights and biases of modules."""
     return {
         f"{theirs}{their}.{kind}": Target(f"{ours}{our}.{kind}", rows=rows, spare=spare)
         for kind in ("weight", "bias")

@@ -104,19 +104,7 @@ def read_vision(
     distillation_token: bool = False,
     registers: int = 0,
 ) -> EncoderConfig:
-    """A pre-norm encoder of patches at learned positions.
-
-    Args:
-        hf: the config.
-        head: of the model.
-        eps: of the norms, by default.
-        hidden: channels of the mlp.
-        activation: by default.
-        patch: size of a patch, by default.
-        class_token: see `PatchInput`.
-        distillation_token: see `PatchInput`.
-        registers: see `PatchInput`.
-    """
+    """A pre-norm encoder of patches at learned positions."""
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
     # Keys of heads that are not served, and of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")

@@ -23,12 +23,7 @@ CACHES = ("past_key_values", "cache_params")
 
 
 class TransformersModule(nn.Module):
-    """A causal language model of transformers; its parameters keep their names.
-
-    Args:
-        model: with or without weights; changed in place.
-        context_length: number of positions.
-    """
+    """A causal language model of transformers; its parameters keep their names."""
 
     def __init__(self, model: "PreTrainedModel", context_length: int) -> None:
         super().__init__()

@@ -39,11 +39,7 @@ def interleave(model: nn.Module) -> None:
 
 
 class InterleavedWeights:
-    """The weights of a model, under the names that `interleave` adds as well.
-
-    Args:
-        weights: by the names of transformers.
-    """
+    """The weights of a model, under the names that `interleave` adds as well."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -59,14 +55,7 @@ class InterleavedWeights:
 
 
 def mix(experts: Any, x_TE: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Compute the experts of a layer, from `(T, E)` to `(T, E)`; called in every such layer.
-
-    Args:
-        experts: a module with transformers' `use_experts_implementation`.
-        x_TE: inputs.
-        chosen_TK: experts of each token; a number from `N` on stands for no expert.
-        weights_TK: weights of the chosen experts.
-    """
+    """Compute the experts of a layer, from `(T, E)` to `(T, E)`; called in every such layer."""
     numbers = torch.arange(experts.down_proj.shape[0])
     weights_TN = ((chosen_TK[..., None] == numbers) * weights_TK[..., None]).sum(-2)
     if hasattr(experts, INTERLEAVED) and torch.onnx.is_in_onnx_export():

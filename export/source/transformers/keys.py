@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 def read_keys(
     values: Mapping[str, object], config: "PreTrainedConfig", accept_unknown: Collection[str]
 ) -> ConfigKeys:
-    """The keys of a config.json, as read, ignored or accepted.
-
-    Args:
-        values: of the config.json.
-        config: transformers' config of these values.
-        accept_unknown: keys to ignore although their meaning is unknown.
-    """
+    """The keys of a config.json, as read, ignored or accepted."""
     return _reader(values, config).finish(accept_unknown)
 
 

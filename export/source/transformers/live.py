@@ -66,11 +66,7 @@ class Saved:
 
 
 def save_live(module: Any) -> Saved:
-    """Save a live model of transformers in a temporary folder of the size of its weights.
-
-    Args:
-        module: a `PreTrainedModel`; it is left as it was.
-    """
+    """Save a live model of transformers in a temporary folder of the size of its weights."""
     _check_merged(module)
     name = type(module).__name__
     tensors = chain(module.named_parameters(), module.named_buffers())

@@ -49,13 +49,7 @@ _MOST = 3
 
 
 def with_original(opened: Exportable, live: nn.Module, owner: object) -> Exportable:
-    """The same model, whose certificate holds what the live one computes.
-
-    Args:
-        opened: read from what the live model saved.
-        live: of transformers.
-        owner: of the files that `opened` reads, which live as long.
-    """
+    """The same model, whose certificate holds what the live one computes."""
     texts = opened.texts
     if texts is not None:
         texts = replace(texts, original=_Original(live, texts, owner, opened.takes))

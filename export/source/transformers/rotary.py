@@ -31,12 +31,7 @@ def switches_after(model: nn.Module) -> int | None:
 
 
 def pin_rotary(model: nn.Module, context_length: int) -> None:
-    """Fix rotary frequencies that depend on the length to those of a context.
-
-    Args:
-        model: of transformers, with its buffers.
-        context_length: tokens that have to fit.
-    """
+    """Fix rotary frequencies that depend on the length to those of a context."""
     module: Any
     for module in model.modules():
         match getattr(module, "rope_type", None):

@@ -54,9 +54,6 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
 
     Its parameters, and the buffers that a checkpoint holds, are on `meta`. The other buffers have
     the values that transformers computes.
-
-    Args:
-        values: of the config.json.
     """
     model_type = str(values.get("model_type"))
     if not is_installed():

@@ -51,12 +51,7 @@ class ConvertedWeights:
 
 
 def convert_weights(source: TensorSource, model: "PreTrainedModel") -> ConvertedWeights:
-    """Check a checkpoint against a model, and name its weights as the model does.
-
-    Args:
-        source: the published tensors.
-        model: without weights, from `build_skeleton`.
-    """
+    """Check a checkpoint against a model, and name its weights as the model does."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     converted, problems = _converted(source, model, expected)
     tied = _tied(model, converted)
@@ -79,12 +74,7 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
 
 
 def load_buffers(model: "PreTrainedModel", weights: ConvertedWeights) -> None:
-    """Load the buffers that the checkpoint holds; they are small.
-
-    Args:
-        model: from `build_skeleton`.
-        weights: of the model.
-    """
+    """Load the buffers that the checkpoint holds; they are small."""
     for name, buffer in list(model.named_buffers()):
         if buffer.device.type != "meta":
             continue

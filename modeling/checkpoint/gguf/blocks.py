@@ -57,13 +57,7 @@ NO_PACKAGE = 'Reading GGUF needs the package gguf. Run: pip install "ortolan[exp
 
 
 def block_format(kind: int, name: str, path: Path) -> BlockFormat:
-    """The format of a type number in a file.
-
-    Args:
-        kind: type number.
-        name: name of the tensor, for messages.
-        path: path of the file, for messages.
-    """
+    """The format of a type number in a file."""
     form = _formats().get(kind)
     if form is None:
         raise CheckpointError(

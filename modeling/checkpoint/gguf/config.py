@@ -165,13 +165,7 @@ LLAMA3 = {
 
 
 def rope_values(header: Header, own: Mapping[str, Value], *, partial: str) -> dict[str, object]:
-    """Config keys for rotary positions.
-
-    Args:
-        header: header of the file.
-        own: values below the architecture's name.
-        partial: config key for the rotated share of a head.
-    """
+    """Config keys for rotary positions."""
     values: dict[str, object] = {}
     heads, width = own.get("attention.head_count"), own.get("embedding_length")
     rotated = own.get("rope.dimension_count")

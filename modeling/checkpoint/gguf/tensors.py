@@ -61,13 +61,7 @@ class GgufTensors:
     """Tensors of a file by their Hugging Face names."""
 
     def __init__(self, header: Header, architecture: Architecture, heads: Heads) -> None:
-        """Locate every tensor.
-
-        Args:
-            header: header of the file.
-            architecture: architecture of the file.
-            heads: numbers of heads.
-        """
+        """Locate every tensor."""
         self._header = header
         self._placed: dict[str, Placed] = {}
         for name, stored in header.tensors.items():

@@ -75,12 +75,7 @@ ROW_MAJOR = 0
 
 
 def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
-    """Packed tensors of a checkpoint, by their published names.
-
-    Args:
-        values: `quantization_config` of its config.
-        source: stored tensors.
-    """
+    """Packed tensors of a checkpoint, by their published names."""
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:

@@ -26,12 +26,7 @@ class Unpacked:
     def __init__(
         self, stored: FileTensors, quantization: Mapping[str, object] | None = None
     ) -> None:
-        """Find the packed tensors.
-
-        Args:
-            stored: tensors of the files.
-            quantization: `quantization_config` of the config.
-        """
+        """Find the packed tensors."""
         self._stored = stored
         self._packings = {} if quantization is None else packings(quantization, stored)
         self._outputs_first = str((quantization or {}).get("quant_method")) in OUTPUTS_FIRST
