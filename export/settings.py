@@ -104,7 +104,7 @@ CACHE_SEQUENCES = 32
 """Maximum number of inputs that an int8 cache is fitted to."""
 
 
-class Work(NamedTuple):
+class EffortSettings(NamedTuple):
     """What an effort stands for.
 
     Attributes:
@@ -118,16 +118,16 @@ class Work(NamedTuple):
     is_guided: bool
 
 
-EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, Work]] = {
+EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, EffortSettings]] = {
     4: {
-        "quick": Work("rtn", 16, False),
-        "normal": Work("gptq", 16, False),
-        "best": Work("gptq", 32, True),
+        "quick": EffortSettings("rtn", 16, False),
+        "normal": EffortSettings("gptq", 16, False),
+        "best": EffortSettings("gptq", 32, True),
     },
     8: {
-        "quick": Work("rtn", 16, False),
-        "normal": Work("rtn", 16, False),
-        "best": Work("gptq", 32, True),
+        "quick": EffortSettings("rtn", 16, False),
+        "normal": EffortSettings("rtn", 16, False),
+        "best": EffortSettings("gptq", 32, True),
     },
 }
 """By the bits of the weights (docs/adr/0039)."""

@@ -1,6 +1,6 @@
 """8-bit weights with one scale per output, for products of 8-bit integers.
 
-The format of `DynamicQuantizeMatMul`, which quantizes its inputs at each call.
+The format of `MatMulIntegerToFloat`, before which the graph rounds its inputs at each call.
 """
 
 import torch

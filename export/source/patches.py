@@ -69,14 +69,14 @@ class PatchProcessor(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.do_image_splitting) and (self.min_tiles, self.max_tiles) != (1, 1)
 
 
-IMAGENET_MEAN, IMAGENET_STD = 0.5, 0.5
+STANDARD_MEAN, STANDARD_STD = 0.5, 0.5
 """Mean and standard deviation of each channel: transformers' `IMAGENET_STANDARD_*`."""
 
 PROCESSORS: Mapping[str, PatchProcessor] = {
     "Lfm2Vl": PatchProcessor(
         encoder_patch_size=16,
-        image_mean=IMAGENET_MEAN,
-        image_std=IMAGENET_STD,
+        image_mean=STANDARD_MEAN,
+        image_std=STANDARD_STD,
         downsample_factor=2,
         min_image_tokens=64,
         max_image_tokens=256,

@@ -1,7 +1,4 @@
-"""The encoder and the decoder of a model, which has at least one of them.
-
-Only this file tells the classes of configs apart; the rest of the export asks for sides.
-"""
+"""The encoder and the decoder of a config, which has at least one of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ FULL_BYTES, MOST_BYTES = 1 << 30, 1_900_000_000
 the second. Browsers cannot open files of 2 GiB. A larger tensor has a file of its own."""
 
 
-class Witness(Protocol):
+class WeightRecorder(Protocol):
     """Records what the weights of a bundle must compute (`ortolan.export.proof.witness`)."""
 
     def reads(self, name: str) -> bool:
@@ -73,7 +73,7 @@ class BlobWriter:
         folder: Path,
         *,
         sizes: Mapping[str, int],
-        witness: Witness,
+        witness: WeightRecorder,
         progress: Progress = silent,
     ) -> None:
         """Start the file.
@@ -220,7 +220,7 @@ def _slice(table: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _chunks(
-    witness: Witness,
+    witness: WeightRecorder,
     name: str,
     shape: tuple[int, ...],
     rows: Callable[[int, int], Tensor],

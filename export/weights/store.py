@@ -10,7 +10,7 @@ from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
 from ortolan.export.sizes import initializer_sizes
-from ortolan.export.weights.blob import Blob, BlobWriter, Witness, write_rest
+from ortolan.export.weights.blob import Blob, BlobWriter, WeightRecorder, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 
@@ -37,7 +37,7 @@ def store(
     plan: Plan,
     codes: Iterable[QuantizedWeight],
     *,
-    witness: Witness,
+    witness: WeightRecorder,
     origin: str | None = None,
     progress: Progress = silent,
 ) -> Stored:

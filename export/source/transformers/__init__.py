@@ -1,4 +1,7 @@
-"""Opens any causal language model of transformers, under its own weight names."""
+"""Opens causal language models of transformers whose attention is its `AttentionInterface`.
+
+Weights keep their own names.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
