@@ -56,15 +56,19 @@ def decode(data: bytes) -> Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """Write a manifest as indented JSON; equal manifests have equal bytes."""
-    compact = msgspec.json.encode(manifest, order="deterministic")
-    data = msgspec.json.format(compact, indent=2) + b"\n"
+    data = _written(manifest)
     decode(data)
     return data
 
 
 def fingerprint(manifest: Manifest) -> str:
     """SHA-256 of a manifest, which covers all files of the bundle by their hashes."""
-    return hashlib.sha256(encode(manifest)).hexdigest()
+    return hashlib.sha256(_written(manifest)).hexdigest()
+
+
+def _written(manifest: Manifest) -> bytes:
+    compact = msgspec.json.encode(manifest, order="deterministic")
+    return msgspec.json.format(compact, indent=2) + b"\n"
 
 
 # --- rules ----------------------------------------------------------------------------------------

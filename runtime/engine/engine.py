@@ -28,6 +28,7 @@ from ortolan.runtime.bundle.kinds import (
     ON_DEMAND,
     PREFILL,
 )
+from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.source import IDS, LENGTHS
 from ortolan.runtime.engine.attention_kernels import query_heads
@@ -93,12 +94,8 @@ class Engine:
         manifest = bundle.manifest
         graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs
         self.source_states = tuple(s for s in manifest.states if s.update == "source")
-        self._copier = None
-        if self.device != "cpu":
-            packed = None  # packed for the kernels of the CPU
-            written = [s for s in manifest.states if s.update != "source"]
-            open_graph = partial(open_small, device=self.device)
-            self._copier = Copier(written, memory_name(self.device), open_graph)
+        self._copier = None if self.device == "cpu" else _copier(manifest, self.device)
+        packed = None if self._copier else packed  # packed for the kernels of the CPU
         self._bundle = bundle
         features = manifest.features
         self.pictures = None if features is None else Pictures(features)
@@ -341,3 +338,9 @@ def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDA
     if LENGTHS in part:
         part[IDS] = np.ascontiguousarray(part[IDS][:, : int(part[LENGTHS][0])])
     return part
+
+
+def _copier(manifest: Manifest, device: str) -> Copier:
+    """What copies the states of a decoder in the memory of a device."""
+    written = [state for state in manifest.states if state.update != "source"]
+    return Copier(written, memory_name(device), partial(open_small, device=device))
