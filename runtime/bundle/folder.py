@@ -92,7 +92,9 @@ def open_part(bundle: Bundle, name: PartName, *, full_check: bool = False) -> Bu
     folder, expected = bundle.manifest.parts[name]
     part = open_bundle(bundle.path / folder, full_check=full_check)
     got = manifest_file.fingerprint(part.manifest)
-    words = _PARTS[name].format(media=bundle.manifest.media)
+    features = bundle.manifest.features
+    tiles = " in tiles" if features is not None and features.tiles is not None else ""
+    words = _PARTS[name].format(media=f"{bundle.manifest.media}{tiles}")
     if got != expected:
         raise BundleFileError(
             f"{part.path}: expected the {words} with the fingerprint {expected}, got {got}. "
@@ -100,7 +102,7 @@ def open_part(bundle: Bundle, name: PartName, *, full_check: bool = False) -> Bu
         )
     if not _fits(bundle.manifest, name, part.manifest):
         raise BundleFileError(
-            f"{part.path}: expected an {words} as the manifest says, got one of "
+            f"{part.path}: expected an {words} that suits the bundle around it, got one of "
             f"{part.manifest.takes} to {part.manifest.gives}. Export the checkpoint again."
         )
     return part

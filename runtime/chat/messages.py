@@ -182,7 +182,7 @@ def _input_audio(value: Any, where: str) -> Medium:
 
 def _decoded(data: Any, where: str) -> bytes:
     try:
-        return base64.b64decode(_text(data, where), validate=True)
+        return base64.b64decode(_text(data, where, expected="base64"), validate=True)
     except ValueError as error:
         raise ChatError(
             f"{where}: invalid base64: {error}. Encode the bytes of the file again."
