@@ -21,7 +21,7 @@ highlight_language = "text"  # of indented blocks, most of which are pictures
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", ".*"),  # annotations name other projects and internals
-    ("py:exc", r"concurrent\..*"),  # the standard library
+    ("py:exc", r"concurrent\..*|CancelledError"),  # the standard library
 ]
 
 myst_heading_anchors = 6

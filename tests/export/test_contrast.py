@@ -126,7 +126,7 @@ def test_an_encoder_of_texts_of_another_width_is_refused(
     shutil.copytree(siglip.bundle / "text", copied / "text")
     other = fingerprint(open_bundle(copied / "text").manifest)
     edit_json(copied, "manifest.json", put("texts", "encoder", value=other))
-    with pytest.raises(BundleError, match="as wide as"):
+    with pytest.raises(BundleError, match="that suits the bundle around it"):
         ortolan.load(copied)
 
 

@@ -211,15 +211,15 @@ def test_a_failed_call_leaves_the_window(model: Decoder) -> None:
     with model.session() as session:
         session.append(ids[:100])
         runner, calls = session._runner, []
-        chunk = runner.chunk
+        call = runner._call
 
         def fail(*args: Any, **options: Any) -> Any:
             calls.append(args)
             if len(calls) == 6:
                 raise MemoryError
-            return chunk(*args, **options)
+            return call(*args, **options)
 
-        runner.chunk = fail  # type: ignore[method-assign]
+        runner._call = fail  # type: ignore[method-assign]
         with pytest.raises(MemoryError):
             session.append(ids[100:200])
         assert_close(session.append(ids[100:104]), expected[103])

@@ -177,6 +177,11 @@ CASES = {
 def write_checkpoint(folder: Path, module: DecoderModel) -> Path:
     """A checkpoint folder with all companions of a bundle."""
     save(module, folder)
+    return write_companions(folder)
+
+
+def write_companions(folder: Path) -> Path:
+    """The files that a bundle takes from a checkpoint besides its config and weights."""
     of_characters().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")

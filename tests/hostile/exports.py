@@ -20,8 +20,10 @@ from tests.export import (
     tiny_qwen3_asr,
 )
 from tests.hostile.bundles import EXPORTED
+from tests.modeling.tiny_models import reference_model
 from tests.runtime import tiny_translators
 from tests.runtime.transcription import tiny_moonshine, tiny_wav2vec2, tiny_whisper
+from tests.tiny.decoders import GPT2
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
@@ -36,7 +38,8 @@ def _decoder(folder: Path) -> Any:
 
 
 def _gpt2(folder: Path) -> Any:
-    return tiny_models.write_checkpoint(folder, tiny_models.decoder(tiny_models.gpt2()))
+    reference_model(GPT2).save_pretrained(folder)
+    return tiny_models.write_companions(folder)
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {

@@ -51,7 +51,8 @@ def embed_command(
     with loaded(bundle, settings, runtime.Encoder) as model:
         items = read_inputs(model.manifest, inputs, images)
         vectors = [*model.embed(items, **choices)] if items else []
-        vectors += model.texts.embed([*texts], **choices) if texts else []
+        if texts:
+            vectors.extend(model.texts.embed([*texts], **choices))
     if not as_json:
         for vector in vectors:
             print(*(f"{value:.6g}" for value in vector))
