@@ -256,7 +256,11 @@ def _kind_rules(manifest: Manifest) -> Rules:
     hears = isinstance(source, AudioSource)
     for present, fits, expected in (
         (features, takes_prompts, f"`{manifest.media}` in a decoder that takes whole prompts"),
-        (is_grid, tiles is None and not manifest.sounds, "whole images as grids"),
+        (
+            is_grid,
+            tiles is None and not manifest.sounds,
+            "whole images, not tiles or sounds, as grids",
+        ),
         (manifest.speech, hears, "`speech` in a bundle that reads sounds"),
         (manifest.images, not manifest.sounds, "either `images` or `sounds`"),
         (manifest.dictation, manifest.sounds, "`dictation` in a decoder that reads sounds"),
