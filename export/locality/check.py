@@ -153,7 +153,8 @@ class _Check:
         numbers = Numbers(ids.shape[1])
         if self._joins:
             self._parts(
-                *(ids, sizes),
+                ids,
+                sizes,
                 lambda runs: runs.stood_in(ids, numbers),
                 lambda runs: runs.stood_in(ids, numbers, sizes),
             )
@@ -180,7 +181,8 @@ class _Check:
     def _in_parts(self, ids: Tensor, sizes: Sequence[int]) -> Outcome:
         """Compare one call without a cache with several over one; return what these computed."""
         whole, parts = self._parts(
-            *(ids, sizes),
+            ids,
+            sizes,
             lambda runs: runs.whole(ids),
             lambda runs: runs.in_parts(ids, sizes),
         )
@@ -205,7 +207,9 @@ class _Check:
     def _kept(self, ids: Tensor, sizes: Sequence[int], once: Outcome, several: Outcome) -> None:
         """Compare the states after one call with those after several."""
         found = self._difference(
-            *(_states(once), _states(several), self._close),
+            _states(once),
+            _states(several),
+            self._close,
             lambda runs: _states(runs.in_parts(ids, [ids.shape[1]])),
         )
         if found is not None:
@@ -281,7 +285,9 @@ class _Check:
     ) -> Difference | None:
         """The difference of two outcomes, of which the first is that of a run."""
         return difference(
-            *(one.outputs, other.outputs, tolerance),
+            one.outputs,
+            other.outputs,
+            tolerance,
             noisy=lambda: [run(noisy).outputs for noisy in self._runs.noisy()],
         )
 

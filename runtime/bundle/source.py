@@ -43,11 +43,11 @@ Feeds = dict[str, NDArray[Any]]
 """Arrays for the inputs of a graph, by name."""
 
 Problems = Iterator[tuple[str, str]]
-"""What a manifest should have, and what it has."""
+"""Pairs of what a manifest should have and what it has."""
 
 
 class AnySource:
-    """What every source knows about itself."""
+    """The methods of every source."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class AnySource:
         raise NotImplementedError
 
     def problems(self, manifest: "Manifest") -> Problems:
-        """What does not fit together in the source, or with other fields."""
+        """Contradictions within the source, or with other fields of the manifest."""
         raise NotImplementedError
 
     def fits(self, features: "Features") -> bool:

@@ -341,6 +341,6 @@ def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDA
 
 
 def _copier(manifest: Manifest, device: str) -> Copier:
-    """What copies the states of a decoder in the memory of a device."""
+    """The copier of a decoder's states in the memory of a device."""
     written = [state for state in manifest.states if state.update != "source"]
     return Copier(written, memory_name(device), partial(open_small, device=device))

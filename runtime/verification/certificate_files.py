@@ -207,7 +207,7 @@ def _expected_arrays(document: Document, manifest: Manifest) -> Shapes:
 
 
 def _problems(document: Document, manifest: Manifest) -> Problems:
-    """What of outputs and probes does not fit the bundle."""
+    """Outputs and probes that do not fit the bundle."""
     source, probes, output = manifest.source, document.probes, manifest.output
     lengths = [probe.length for probe in probes]
     wanted = ("top_k", "mean_kl") if manifest.output_kind.are_logits else ("width", "mean_cosine")

@@ -11,6 +11,7 @@ from tests.cases import contrast
 from tests.refusals import refusal
 from tests.runtime.transcription.tiny_wav2vec2 import SYMBOLS, tokenizer
 
+from ortolan.export.errors import OptionError
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.padding import CONFIG, SPECIAL, padding_id
 from ortolan.export.source.special_tokens import special_tokens
@@ -315,3 +316,11 @@ def test_a_file_that_cannot_be_read_is_refused(
 ) -> None:
     (tmp_path / file).write_bytes(contents.encode(errors="surrogateescape"))
     assert refusal(lambda: READERS[file](tmp_path), tmp_path) == snapshot
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortolan.export.source.side_file.MAX_BYTES", 10)
+    with pytest.raises(OptionError, match="at most 10 bytes"):
+        read(tmp_path, generation_config={"eos_token_id": [1, 2, 3]})

@@ -45,7 +45,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class ChoicesAnswer(msgspec.Struct, kw_only=True):
-    """What answers and chunks have in common."""
+    """Fields of both answers and chunks."""
 
     id: str
     created: int
