@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.modeling.training import Pair, Pairs, equal_share
 
-from .grammar.draw import is_held_out
-from .grammar.sentences import Sentence, sentences, templates
+from .grammar.sentences import sentences, templates
 from .quality import bleu, nearest_translations
 
 
@@ -23,11 +22,10 @@ def read(*, pairs: int, held_out: int = 1000, seed: int = 0) -> Pairs:
         seed: seed of the sentences.
     """
     seen, unseen = templates()
-    train = distinct(sentences(f"train {seed}", seen, _all_known), pairs)
-    numbers = sentences(f"numbers {seed}", seen, _any_held_out, held_out=True)
+    train = distinct(sentences(f"train {seed}", seen), pairs)
     measured = {
-        "numbers": distinct(numbers, held_out),
-        "templates": distinct(sentences(f"templates {seed}", unseen, _all_known), held_out),
+        "numbers": distinct(sentences(f"numbers {seed}", seen, held_out=True), held_out),
+        "templates": distinct(sentences(f"templates {seed}", unseen), held_out),
     }
     return Pairs(
         train=train,
@@ -47,17 +45,9 @@ def baselines(train: Sequence[Pair], held_out: Mapping[str, Sequence[Pair]]) -> 
     return figures
 
 
-def distinct(drawn: Iterator[Sentence], count: int) -> list[Pair]:
+def distinct(drawn: Iterator[Pair], count: int) -> list[Pair]:
     """The first `count` distinct pairs."""
     pairs: dict[Pair, None] = {}
     while len(pairs) < count:
-        pairs[next(drawn).pair] = None
+        pairs[next(drawn)] = None
     return list(pairs)
-
-
-def _any_held_out(sentence: Sentence) -> bool:
-    return any(map(is_held_out, sentence.numbers))
-
-
-def _all_known(sentence: Sentence) -> bool:
-    return not _any_held_out(sentence)

@@ -75,8 +75,7 @@ def test_sentences_with_held_out_numbers_are_translated() -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     sources, targets = zip(*read_numerals(pairs=1, held_out=40).held_out["numbers"], strict=True)
     ids = [encoding.ids for encoding in tokenizer.encode_batch(sources)]
-    suppressed = [tokenizer.get_vocab_size() - 1]
-    translated = greedy(module, ids, suppressed=suppressed, max_tokens=100)
+    translated = greedy(module, ids, suppressed=[tokenizer.get_vocab_size() - 1], max_tokens=100)
     assert bleu(tokenizer.decode_batch(translated), targets) > 90
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TypeVar
 from zlib import crc32
 
-from .english import Style
+from .spelling import Style
 
 T = TypeVar("T")
 

@@ -5,25 +5,26 @@ A template is a clause, with or without additions, or two joined clauses.
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
 
 from ortolan.modeling.training import Pair
 
-from .clauses import (
+from .draw import Draw, is_held_out
+from .slots import SLOTS
+from .spelling import elided
+from .words import (
     ADDITIONS,
+    CLAUSES,
     GENDERED,
     HELD_OUT,
     IMPERSONAL,
     JOINED,
     JOINERS,
-    PERSONAL,
+    SUBJECTS,
+    Subject,
+    Wording,
 )
-from .draw import Draw
-from .french import elided
-from .slots import SLOTS
-from .vocabulary import SUBJECTS, Subject, Wording
 
 JOINED_PART = 0.25
 """Share of sentences with two clauses."""
@@ -40,22 +41,13 @@ _VERB = re.compile(r"\[([^]]*)\]")
 _SLOT = re.compile(r"\{([A-Z]+)\}")
 
 
-class Sentence(NamedTuple):
-    """A pair, its template and its numbers."""
-
-    pair: Pair
-    template: str
-    numbers: tuple[int, ...]
-
-
 @cache
 def templates() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the training templates, and of the held-out ones."""
-    clauses = PERSONAL | GENDERED | IMPERSONAL
     single = [
         f"{name}:{additions}" if additions else name
-        for name, clause in clauses.items()
-        for additions in ("", *clause.additions)
+        for name, clause in CLAUSES.items()
+        for additions in ("", *clause.additions.split())
     ]
     joined = [
         f"{first} {joiner} {second}"
@@ -71,20 +63,13 @@ def templates() -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def sentences(
-    seed: str,
-    names: tuple[str, ...],
-    is_wanted: Callable[[Sentence], bool],
-    *,
-    held_out: bool = False,
-) -> Iterator[Sentence]:
+def sentences(seed: str, names: tuple[str, ...], *, held_out: bool = False) -> Iterator[Pair]:
     """Yield sentences of templates forever.
 
     Args:
         seed: seed of all choices.
         names: names of the templates.
-        is_wanted: filter for sentences.
-        held_out: choose numbers that training never sees, where possible.
+        held_out: every sentence has a number that training never sees; otherwise none has.
     """
     rng = random.Random(seed)
     joined = tuple(name for name in names if " " in name)
@@ -94,72 +79,51 @@ def sentences(
         name = rng.choice(joined if kind < JOINED_PART else single)
         if kind > 1 - NUMBER_PART and NUMBER in names:
             name = NUMBER
-        sentence = make(name, Draw(rng=rng, prefers_held_out=held_out))
-        if is_wanted(sentence):
-            yield sentence
+        draw = Draw(rng=rng, prefers_held_out=held_out)
+        pair = _sentence(name, draw)
+        if any(map(is_held_out, draw.numbers)) == held_out:
+            yield pair
 
 
-def make(name: str, draw: Draw) -> Sentence:
+def _sentence(name: str, draw: Draw) -> Pair:
     """Generate a sentence of a template."""
     first, *rest = name.split(" ")
     clause, _, additions = first.partition(":")
-    subject = _subject(clause, draw)
-    said = _clause(clause, additions, subject, draw)
+    # French needs the gender of some subjects.
+    needs_gender = clause in GENDERED
+    subject = draw.of([s for s in SUBJECTS if s.ending is not None or not needs_gender])
+    english, french = _clause(clause, additions, subject, draw)
     if rest:
         joiner, second = rest
-        again = subject._replace(english=subject.pronoun.english, french=subject.pronoun.french)
-        more = _clause(second, "", again, draw)
-        and_, et = JOINERS[joiner]
-        said = Wording(said.english + and_ + more.english, said.french + et + more.french)
-    said = Wording(said.english, elided(said.french))
+        again = subject._replace(english=subject.pronoun, french=subject.french_pronoun)
+        (and_, et), more = JOINERS[joiner], _clause(second, "", again, draw)
+        english, french = english + and_ + more.english, french + et + more.french
+    french = elided(french)
     if name != NUMBER:
         stop = "" if draw.rng.random() < WITHOUT_STOP_PART else "."
-        said = Wording(_finished(said.english, stop), _finished(said.french, stop))
-    return Sentence((said.english, said.french), name, tuple(draw.numbers))
-
-
-def _subject(clause: str, draw: Draw) -> Subject:
-    """Draw a subject, of known gender if French needs it."""
-    if clause in GENDERED:
-        return draw.of([subject for subject in SUBJECTS if subject.ending is not None])
-    return draw.of(SUBJECTS)
+        english, french = _finished(english, stop), _finished(french, stop)
+    return english, french
 
 
 def _clause(name: str, additions: str, subject: Subject, draw: Draw) -> Wording:
     """A clause with its additions and its subject, if it has one."""
-    clause = (PERSONAL | GENDERED | IMPERSONAL)[name]
-    english, french = clause.english, clause.french
-    for addition in additions.split("+") if additions else ():
-        english, french = english + ADDITIONS[addition][0], french + ADDITIONS[addition][1]
+    more = [ADDITIONS[addition] for addition in additions.split("+") if addition]
+    parts = [CLAUSES[name][:2], *more]
+    english, french = ("".join(texts) for texts in zip(*parts, strict=True))
     if name not in IMPERSONAL:
         english, french = f"{subject.english} {english}", f"{subject.french} {french}"
-    return _filled(_conjugated(Wording(english, french), subject), draw)
 
-
-def _conjugated(said: Wording, subject: Subject) -> Wording:
-    """Conjugate all verbs."""
-
-    def english(verb: re.Match[str]) -> str:
+    def conjugated(verb: re.Match[str]) -> str:
         forms = verb[1].split("|")
         return forms[subject.person if len(forms) == 5 else int(subject.person == 2)]
 
-    was = "was" if subject.person == 2 else "were"
+    english, french = _VERB.sub(conjugated, english), _VERB.sub(conjugated, french)
+    french = french.replace("{E}", subject.ending or "")
+    # The same draws fill the slots in the same order in both languages.
+    drawn = [SLOTS[slot](draw) for slot in _SLOT.findall(english)]
+    in_english, in_french = (iter(texts) for texts in zip(*drawn, strict=True))
     return Wording(
-        _VERB.sub(english, said.english).replace("{WAS}", was),
-        _VERB.sub(lambda verb: verb[1].split("|")[subject.person], said.french).replace(
-            "{E}", subject.ending or ""
-        ),
-    )
-
-
-def _filled(said: Wording, draw: Draw) -> Wording:
-    """Fill all slots with the same draws, in the same order, in both languages."""
-    drawn = [SLOTS[slot](draw) for slot in _SLOT.findall(said.english)]
-    in_french = iter(drawn)
-    in_english = iter(drawn)
-    return Wording(
-        _SLOT.sub(lambda _: next(in_english).english, said.english),
-        _SLOT.sub(lambda _: next(in_french).french, said.french),
+        _SLOT.sub(lambda _: next(in_english), english), _SLOT.sub(lambda _: next(in_french), french)
     )
 
 
