@@ -126,7 +126,7 @@ def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
     rotary = config.rotary_of(attention)
     # angles on several axes turn queries and keys before the kernel
     rotated = rotary.dim if rotary and not rotary.axes else 0
-    return fits_kernel(attention, rotated=rotated, vectors=False)
+    return fits_kernel(attention, rotated=rotated)
 
 
 def step_inputs(sequence: int | None, *, batch: int = 2) -> list[GraphInput]:

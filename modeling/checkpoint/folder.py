@@ -47,7 +47,6 @@ from ortolan.modeling.config import (
     PatchInput,
     RecurrentConfig,
     RelativeBiasPositions,
-    RelativeKeyPositions,
     RotaryPositions,
     SquareTable,
     StackConfig,
@@ -333,12 +332,7 @@ def _limit_stack(config: S, max_context: int) -> S:
     match config.positions:
         case RotaryPositions(scaling=DynamicNTKScaling()):
             longest = MAX_SIZE
-        case (
-            RelativeBiasPositions(absolute=None)
-            | RelativeKeyPositions()
-            | AlibiPositions()
-            | ConvolutionalPositions()
-        ):
+        case RelativeBiasPositions(absolute=None) | AlibiPositions() | ConvolutionalPositions():
             longest = MAX_SIZE
         case _:
             longest = config.context_length

@@ -52,7 +52,6 @@ from ortolan.modeling.config.model import (
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
-    ConcatenatedPositions,
     ConvolutionalPositions,
     DynamicNTKScaling,
     GridPositions,
@@ -64,7 +63,6 @@ from ortolan.modeling.config.positions import (
     PatchCenters,
     Positions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
     RelativePositions,
     RotaryPositions,
     RotaryScaling,
@@ -92,7 +90,6 @@ __all__ = [
     "CellKind",
     "ChunkedAudioInput",
     "ClassifierHead",
-    "ConcatenatedPositions",
     "ConvolutionalPositions",
     "CtcHead",
     "DecoderConfig",
@@ -131,7 +128,6 @@ __all__ = [
     "Projection",
     "RecurrentConfig",
     "RelativeBiasPositions",
-    "RelativeKeyPositions",
     "RelativePositions",
     "RotaryPositions",
     "RotaryScaling",

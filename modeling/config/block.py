@@ -52,8 +52,6 @@ class AttentionConfig:
         softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
         causal: tokens attend to earlier tokens only, not to the whole sequence or source.
         value_dim: channels of a value; None for those of a key.
-        readout: `projection` multiplies the concatenated heads by a matrix; `sum` adds the heads,
-            whose values are as wide as the model: the map of head h is `V_h X A_h`.
         rotary: positions of this layer, if they differ from the stack's.
         query_key_norm: norm of queries and keys, before their product.
         norm_over: the norm spans the channels of each head, or those of all heads.
@@ -77,7 +75,6 @@ class AttentionConfig:
     softcap: float | None = None
     causal: bool = True
     value_dim: int | None = None
-    readout: Literal["projection", "sum"] = "projection"
     rotary: RotaryPositions | NoPositions | None = None
     query_key_norm: NormConfig | None = None
     norm_over: Literal["head", "all"] = "head"
@@ -132,8 +129,6 @@ class AttentionConfig:
                 "attention: latents need a key for every head, at most all of its channels "
                 "rotated, and no norm, bound or bias of queries and keys. Correct the config."
             )
-        if self.readout == "sum" and self.out_bias:
-            raise ConfigError("attention: the sum of the heads has no out_bias. Leave it out.")
 
 
 Mixer = (
@@ -150,7 +145,6 @@ class FeedForwardConfig:
         activation: `xielu` has two trained numbers in each layer (Huang and Schlag 2024).
         bias: of every matrix.
         down_bias: of the last matrix; None for `bias`.
-        hidden_layers: of an mlp; the second one is `act(middle(act(up(x))))`.
         inner_norm: norm of the input of the last matrix.
     """
 
@@ -158,16 +152,8 @@ class FeedForwardConfig:
     intermediate_size: int
     activation: Activation | Literal["xielu"]
     bias: bool = False
-    hidden_layers: Literal[1, 2] = 1
     down_bias: bool | None = None
     inner_norm: NormConfig | None = None
-
-    def __post_init__(self) -> None:
-        if self.hidden_layers not in (1, 2) or (self.kind == "gated" and self.hidden_layers == 2):
-            raise ConfigError(
-                f"feed_forward: hidden_layers must be 1, or 2 in an mlp (got "
-                f"{self.hidden_layers} and {self.kind}). Correct it."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from ortolan.modeling.config.inputs import (
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
-    ConcatenatedPositions,
     ConvolutionalPositions,
     GridPositions,
     LearnedPositions,
@@ -67,18 +66,9 @@ class StackConfig(ModelConfig):
     shared_block: bool = False
 
     @property
-    def input_width(self) -> int:
-        """Channels of the sum of embeddings."""
-        return self.hidden_size if self.embedding_dim is None else self.embedding_dim
-
-    @property
     def embedding_width(self) -> int:
-        """Channels of a token's embedding: the input's, without those of concatenated positions."""
-        match self.positions:
-            case ConcatenatedPositions(dim=dim):
-                return self.input_width - dim
-            case _:
-                return self.input_width
+        """Channels of the embeddings."""
+        return self.hidden_size if self.embedding_dim is None else self.embedding_dim
 
     @property
     def places(self) -> int:
@@ -123,13 +113,7 @@ class StackConfig(ModelConfig):
                 "blocks: layers that share their weights must have one config. "
                 "Correct shared_block."
             )
-        if self.embedding_width < 1:
-            raise ConfigError(
-                f"positions: needs fewer channels than the {self.input_width} of the embedding "
-                f"(got {self.input_width - self.embedding_width}). Correct one of them."
-            )
         _check_positions(self)
-        _check_readouts(self.blocks, self.hidden_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +156,8 @@ class DecoderConfig(StackConfig):
             )
         if self.tied_head and self.embedding_width != self.hidden_size:
             raise ConfigError(
-                "tied_head: concatenated positions leave an embedding that is narrower than the "
-                "stream, which cannot be the head. Set it to False."
+                f"tied_head: the embedding must have the {self.hidden_size} channels of the stream "
+                f"(got {self.embedding_width}). Set it to False."
             )
 
 
@@ -368,11 +352,12 @@ def _check_waves(config: EncoderConfig) -> None:
         isinstance(config.head, CtcHead) and not of_waves
     ):
         raise ConfigError("head: a wave has a CTC head or none. Choose another head.")
+    width = config.embedding_width
     match config.input:
-        case WaveInput(projection=False, layers=(*_, last)) if last.channels != config.input_width:
+        case WaveInput(projection=False, layers=(*_, last)) if last.channels != width:
             raise ConfigError(
-                f"input: the last convolution of a wave without a projection must have the "
-                f"{config.input_width} channels of the stream (got {last.channels}). Correct it."
+                "input: the last convolution of a wave without a projection must have the "
+                f"{width} channels of the stream (got {last.channels}). Correct it."
             )
 
 
@@ -442,16 +427,3 @@ def _check_positions(config: StackConfig) -> None:
             "positions: layers that share a bias must have the same number of heads, and be all "
             "causal or none. Choose other positions."
         )
-
-
-def _check_readouts(blocks: tuple[BlockConfig, ...], width: int) -> None:
-    """Raise ConfigError if heads that are summed are not as wide as the stream."""
-    for block in blocks:
-        for attention in (block.mixer, block.cross_attention):
-            if not isinstance(attention, AttentionConfig):
-                continue
-            if attention.readout == "sum" and attention.value_width != width:
-                raise ConfigError(
-                    f"attention: heads that are summed need values of the stream's {width} "
-                    f"channels (got {attention.value_width}). Set value_dim."
-                )

@@ -265,23 +265,6 @@ class RotaryPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcatenatedPositions:
-    """A table concatenated to the embedding instead of added.
-
-    Attributes:
-        dim: channels of the stream that hold the position; the rest hold the embedding.
-        table: the kind of table.
-    """
-
-    dim: int
-    table: LearnedPositions | SinusoidalPositions
-
-    def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ConfigError(f"positions: dim must be at least 1 (got {self.dim}). Correct it.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GridPositions:
     """A trained table of `side` by `side` places, interpolated to the grid of an image.
 
@@ -335,25 +318,6 @@ class RelativeBiasPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeKeyPositions:
-    """A trained vector per distance, added to the keys (Shaw et al. 2018, equation 4).
-
-    Every layer has a table `(2 * max_distance + 1, head_dim)`, which its heads share.
-
-    Attributes:
-        max_distance: bound of the distances; `k` in the paper.
-    """
-
-    max_distance: int
-
-    def __post_init__(self) -> None:
-        if self.max_distance < 1:
-            raise ConfigError(
-                f"positions: max_distance must be at least 1 (got {self.max_distance}). Correct it."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AlibiPositions:
     """Scores that fall linearly with distance, at a rate per head (Press et al. 2022, "ALiBi").
 
@@ -397,13 +361,12 @@ class ConvolutionalPositions:
 TablePositions = LearnedPositions | SinusoidalPositions
 """Positions that are rows of a table."""
 
-RelativePositions = RelativeBiasPositions | RelativeKeyPositions | AlibiPositions
+RelativePositions = RelativeBiasPositions | AlibiPositions
 """Positions that change the scores by distance, and so reach any length."""
 
 Positions = (
     NoPositions
     | TablePositions
-    | ConcatenatedPositions
     | ConvolutionalPositions
     | GridPositions
     | RotaryPositions
@@ -412,11 +375,11 @@ Positions = (
 
 
 def added_table(positions: Positions) -> TablePositions | None:
-    """The table whose rows are added to the embedding or concatenated with it, if there is one."""
+    """The table whose rows are added to the embedding, if there is one."""
     match positions:
         case LearnedPositions() | SinusoidalPositions():
             return positions
-        case ConcatenatedPositions(table=table) | RelativeBiasPositions(absolute=table):
+        case RelativeBiasPositions(absolute=table):
             return table
         case _:
             return None

@@ -12,7 +12,6 @@ from ortolan.modeling.config import (
     LatentConfig,
     Positions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
 )
 from ortolan.modeling.layers.cache import LayerCache, Pick, StepLengths, same
 from ortolan.modeling.layers.linear import PackedLinear
@@ -70,13 +69,10 @@ class SelfAttention(nn.Module):
             if config.gate
             else None
         )
-        self.out = readout(config, width)
+        self.out = nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
-        self.relative_key: nn.Embedding | None = None
         self.relative_bias: nn.Embedding | None = None
         match positions:
-            case RelativeKeyPositions(max_distance=most):
-                self.relative_key = nn.Embedding(2 * most + 1, config.head_dim)
             case RelativeBiasPositions(buckets=buckets, each_layer=True):
                 self.relative_bias = nn.Embedding(buckets, config.num_heads)
 
@@ -196,11 +192,9 @@ class SelfAttention(nn.Module):
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """Relative positions of the stack, with the table of this layer if it has one."""
-        if relative is None:
-            return None
-        if self.relative_key is not None:
-            return relative._replace(keys=self.relative_key.weight)
-        return relative if self.relative_bias is None else relative.by(self.relative_bias)
+        if relative is None or self.relative_bias is None:
+            return relative
+        return relative.by(self.relative_bias)
 
 
 class CrossAttention(nn.Module):
@@ -215,7 +209,7 @@ class CrossAttention(nn.Module):
         )
         self.q = nn.Linear(width, config.num_heads * config.head_dim, bias=config.qkv_bias)
         self.kv = PackedLinear(width, (keys, values), bias=config.qkv_bias)
-        self.out = readout(config, width)
+        self.out = nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)
 
     def states(self, source_BTE: Tensor) -> LayerCache:
         """Keys and values of a source `(B, T, E)`."""
@@ -232,18 +226,6 @@ class CrossAttention(nn.Module):
         return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
 
 
-class HeadSum(nn.Module):
-    """Sum of the heads, `(B, S, H * U)` to `(B, S, U)`."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, S, H * U)` to `(B, S, U)`."""
-        return torch.unflatten(x, -1, (self.heads, -1)).sum(-2)
-
-
 def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
     """Norms of the queries and of the keys."""
     kind = config.query_key_norm
@@ -252,13 +234,6 @@ def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
     heads = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
     query, key = (norm(kind, count * config.head_dim) for count in heads)
     return query, key
-
-
-def readout(config: AttentionConfig, width: int) -> nn.Module:
-    """Layer that joins the heads into `(B, S, E)`."""
-    if config.readout == "sum":
-        return HeadSum(config.num_heads)
-    return nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)
 
 
 class LatentProjection(nn.Module):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ortolan.modeling.config import (
     AudioInput,
     ChunkedAudioInput,
-    ConcatenatedPositions,
     ConvolutionalPositions,
     EncoderConfig,
     GridInput,
@@ -373,11 +372,9 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
             LearnedPositions(offset=offset)
             | RelativeBiasPositions(absolute=LearnedPositions(offset=offset))
         ):
-            return nn.Embedding(offset + config.places, config.input_width)
-        case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
-            return nn.Embedding(offset + config.places, dim)
+            return nn.Embedding(offset + config.places, config.embedding_width)
         case GridPositions(side=side):
-            return GridEmbedding(side**2, config.input_width)
+            return GridEmbedding(side**2, config.embedding_width)
         case _:
             return None
 
@@ -386,6 +383,6 @@ def position_convolution(config: StackConfig) -> PositionConvolution | None:
     """Convolution that gives positions; None if the positions are of another kind."""
     match config.positions:
         case ConvolutionalPositions() as positions:
-            return PositionConvolution(positions, config.input_width)
+            return PositionConvolution(positions, config.embedding_width)
         case _:
             return None

@@ -56,25 +56,18 @@ class XIELU(nn.Module):
 
 
 class MLP(nn.Module):
-    """`down(act(up(x)))`, or with a middle layer `down(act(middle(act(up(x)))))`."""
+    """`down(act(up(x)))`."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
         self.activation = activation(config)
-        hidden = config.intermediate_size
-        self.up = nn.Linear(width, hidden, bias=config.bias)
-        self.middle: nn.Linear | None = (
-            nn.Linear(hidden, hidden, bias=config.bias) if config.hidden_layers == 2 else None
-        )
+        self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.inner_norm = inner_norm(config)
         self.down = down(config, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        x = self.activation(self.up(x))
-        if self.middle is not None:
-            x = self.activation(self.middle(x))
-        out: Tensor = self.down(self.inner_norm(x))
+        out: Tensor = self.down(self.inner_norm(self.activation(self.up(x))))
         return out
 
 

@@ -52,22 +52,18 @@ _Attributes = dict[
 OPSET = 24
 
 
-def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
+def fits_kernel(spec: AttentionConfig, *, rotated: int) -> bool:
     """Whether the GroupQueryAttention kernel supports a layer's self-attention.
 
     Args:
         spec: attention of the layer.
         rotated: rotated channels per head; 0 without rotary positions.
-        vectors: relative positions add vectors to the keys, which become a bias of the scores.
 
     Source: com.microsoft.GroupQueryAttention, version 1, as onnxruntime 1.31 checks it on the CPU.
     """
     if spec.value_width != spec.head_dim:
         return False
-    if spec.head_dim % (16 if rotated else 8) or rotated % 16:
-        return False
-    # The node applies softcap before it adds the bias.
-    return not (vectors and spec.softcap is not None)
+    return spec.head_dim % (16 if rotated else 8) == 0 and rotated % 16 == 0
 
 
 def group_query_attention(

@@ -23,11 +23,9 @@ from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.rotation import rotate
 from ortolan.modeling.layers.scores import (
     Relative,
-    add,
     attend,
     has_kernel,
     inside,
-    key_scores,
     visible,
     weigh,
 )
@@ -71,8 +69,8 @@ def attention(
     Returns:
         `(B, S, H * U)`; undefined at padded positions.
     """
-    if _has_node(spec, rotary, relative):
-        bias = _bias(qkv, relative, spec)
+    if _has_node(spec, rotary):
+        bias = None if relative is None else relative.bias
         return lowering.group_query_attention(_apart(qkv), rotary, lengths, bias, sinks, spec=spec)
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
@@ -146,8 +144,8 @@ def cached_attention(
     Returns:
         `(B, S, H * U)`, undefined at padded positions, and the extended buffers.
     """
-    if _has_node(spec, rotary, relative):
-        bias = _bias(qkv, relative, spec)
+    if _has_node(spec, rotary):
+        bias = None if relative is None else relative.bias
         return lowering.cached_group_query_attention(
             _apart(qkv), past, step, rotary, bias, sinks, spec=spec
         )
@@ -189,7 +187,7 @@ def shared_attention(
     Returns:
         `(B, S, H * D)`.
     """
-    if _has_node(spec, rotary, None):
+    if _has_node(spec, rotary):
         return lowering.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
     q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
     positions_BS = step.positions(q_BHSD.shape[2])
@@ -336,21 +334,10 @@ def _reach(relative: Relative | None) -> Tensor | None:
     return None if relative is None else relative.reach
 
 
-def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:
+def _has_node(spec: AttentionConfig, rotary: Rotary | None) -> bool:
     """Whether a trace is running in which this self-attention is one node."""
-    return torch.onnx.is_in_onnx_export() and lowering.fits_kernel(
-        spec,
-        rotated=0 if rotary is None else 2 * rotary[0].shape[-1],
-        vectors=relative is not None and relative.keys is not None,
-    )
-
-
-def _bias(qkv: Tensor | Heads, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
-    """Everything that distances add to the scaled scores, `(B | 1, H, S, T)`."""
-    if relative is None:
-        return None
-    added = key_scores(_split_heads(qkv, spec)[0], relative, spec)
-    return add(relative.bias, added)
+    rotated = 0 if rotary is None else 2 * rotary[0].shape[-1]
+    return torch.onnx.is_in_onnx_export() and lowering.fits_kernel(spec, rotated=rotated)
 
 
 def extended(past: Tensor, new: Tensor, positions_BS: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ortolan.modeling.config import (
     AlibiPositions,
-    ConcatenatedPositions,
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
@@ -37,9 +36,8 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
     positions (`rotary_names`); `rotary_axes` is `(3, R/2)`, where tokens come with positions.
-    `position_table` is `(P, E)`, or as wide as positions that are concatenated to the embedding.
-    `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are float32 except
-    `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
+    `position_table` is `(P, E)`, `alibi_slopes` `(H,)`, and `alibi_table` `(H, P)`. All are float32
+    except `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
     named: dict[str, Tensor] = {}
     for place, rotary in enumerate(config.rotaries):
@@ -121,8 +119,6 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
         case SinusoidalPositions() as positions:
             table = sinusoidal_table(config.context_length, config.hidden_size, positions)
             return {"position_table": table}
-        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
-            return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
         case AlibiPositions(rounded=True, scale=scale):
             heads = config.attentions[0].num_heads
             table = rounded_alibi(heads, config.context_length) * scale

@@ -20,14 +20,12 @@ class Relative(NamedTuple):
     Attributes:
         bias: added to the scaled scores, `(B, H, S, T)` or `(1, H, S, T)`.
         rows: row of a distance table per query and key, int64 `(B, S, T)` or `(1, S, T)`.
-        keys: vectors added to the keys, `(M, D)`.
         buckets: row of a bias table per distance, int64 `(M,)`.
         reach: last position that each query sees, int64 `(B, S)`; None for its own position.
     """
 
     bias: Tensor | None = None
     rows: Tensor | None = None
-    keys: Tensor | None = None
     buckets: Tensor | None = None
     reach: Tensor | None = None
 
@@ -80,8 +78,7 @@ def attend(
         sinks: `(H,)`; per head, the score of an extra key whose value is zero.
     """
     if spec.softcap is None and sinks is None:
-        bias = None if relative is None else relative.bias
-        mask = add(bias, key_scores(q_BHSD, relative, spec))
+        mask = None if relative is None else relative.bias
         if torch.onnx.is_in_onnx_export():
             return lowering.standard_attention(
                 q_BHSD, k_BKTD, v_BKTU, _masked(mask, allowed), lengths, spec=spec
@@ -114,9 +111,6 @@ def weigh(
     """Attention weights, float32 `(B, H, S, T)`; see `attend`."""
     k_BHTD = k_BKTD.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
     scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
-    added = key_scores(q_BHSD, relative, spec)
-    if added is not None:
-        scores = scores + added.float()
     if spec.softcap is not None:
         # The cap applies to the product of queries and keys; a bias is added after it.
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -159,16 +153,6 @@ def visible(
 def inside(lengths: Tensor, keys: int) -> Tensor:
     """Slots that are not padding, bool `(B, 1, 1, keys)`."""
     return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
-
-
-def key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
-    """Scores of the vectors added to the keys, scaled, `(B, H, S, T)`."""
-    if relative is None or relative.rows is None or relative.keys is None:
-        return None
-    # Multiply by every distance, then select: a vector per pair would be D times as large.
-    by_distance_BHSM = q_BHSD @ relative.keys.T * spec.scale
-    rows_BHST = relative.rows[:, None].expand(*q_BHSD.shape[:2], -1, -1)
-    return by_distance_BHSM.gather(-1, rows_BHST)
 
 
 def has_kernel(spec: AttentionConfig) -> bool:

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import (
     AlibiPositions,
-    ConcatenatedPositions,
     EncoderConfig,
     GridPositions,
     LearnedPositions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
     RotaryPositions,
     StackConfig,
 )
@@ -58,7 +56,7 @@ class Stack(TransformerModel):
         self.position_embedding = position_embedding(config)
         self.position_convolution = position_convolution(config)
         self.embedding_norm = (
-            norm(config.embedding_norm, config.input_width)
+            norm(config.embedding_norm, config.embedding_width)
             if config.embedding_norm
             else nn.Identity()
         )
@@ -121,8 +119,6 @@ class Stack(TransformerModel):
                 rows_BST = relative_index(positions_BS, keys, most)
                 relative = Relative(rows=rows_BST, buckets=self._buffers["relative_buckets"])
                 return relative if self.position_bias is None else relative.by(self.position_bias)
-            case RelativeKeyPositions(max_distance=most):
-                return Relative(rows=relative_index(positions_BS, keys, most))
             case AlibiPositions(rounded=True):
                 by_key_HT = cast(Tensor, self._buffers["alibi_table"])[:, :keys]
                 bias_HST = by_key_HT[:, None].expand(-1, positions_BS.shape[1], -1)
@@ -182,11 +178,7 @@ class Stack(TransformerModel):
             x_BSE = x_BSE + added
         position_BSE = self._position_vectors(positions)
         if position_BSE is not None:
-            if isinstance(self.config.positions, ConcatenatedPositions):
-                position_BSE = position_BSE.expand(*x_BSE.shape[:2], -1)
-                x_BSE = torch.cat((x_BSE, position_BSE), -1)
-            else:
-                x_BSE = x_BSE + position_BSE
+            x_BSE = x_BSE + position_BSE
         if self.position_convolution is not None:
             x_BSE = x_BSE + self.position_convolution(x_BSE)
         out: Tensor = self.embedding_projection(self.embedding_norm(x_BSE))

@@ -12,7 +12,6 @@ from ortolan.modeling.config import (
     AlibiPositions,
     AttentionConfig,
     BlockConfig,
-    ConcatenatedPositions,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -26,7 +25,6 @@ from ortolan.modeling.config import (
     NormConfig,
     Positions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
     RotaryPositions,
     ShortConvConfig,
     SinusoidalPositions,
@@ -64,17 +62,12 @@ POSITIONS: dict[str, Positions] = {
     "learned-offset": LearnedPositions(offset=3),
     "sinusoidal-interleaved": SinusoidalPositions(layout="interleaved"),
     "sinusoidal-halves": SinusoidalPositions(layout="halves"),
-    "concatenated-learned": ConcatenatedPositions(dim=5, table=LearnedPositions()),
-    "concatenated-offset": ConcatenatedPositions(dim=5, table=LearnedPositions(offset=2)),
-    "concatenated-sinusoidal": ConcatenatedPositions(dim=6, table=SinusoidalPositions()),
     "rotary": RotaryPositions(dim=6, theta=30.0),
     "rotary-partial": RotaryPositions(dim=4, theta=30.0),
     "rotary-interleaved": RotaryPositions(dim=6, theta=30.0, interleaved=True),
     "rotary-interleaved-partial": RotaryPositions(dim=4, theta=30.0, interleaved=True),
     "relative-bias": RelativeBiasPositions(buckets=8, max_distance=11),
     "relative-bias-narrow": RelativeBiasPositions(buckets=4, max_distance=3),
-    "relative-key": RelativeKeyPositions(max_distance=4),
-    "relative-key-far": RelativeKeyPositions(max_distance=60),
     "alibi": AlibiPositions(),
     "alibi-scaled": AlibiPositions(scale=0.3),
 }
@@ -95,13 +88,7 @@ BLOCKS: dict[str, BlockConfig] = {
     "unbiased": with_attention(qkv_bias=False, out_bias=False),
     "narrow-values": with_attention(value_dim=3),
     "wide-values": with_attention(num_kv_heads=2, value_dim=WIDTH),
-    "readout-sum": with_attention(value_dim=WIDTH, readout="sum", out_bias=False),
-    "readout-sum-grouped": with_attention(
-        num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False
-    ),
     "softcap-values": with_attention(softcap=0.8, value_dim=5),
-    "two-layers": with_mlp(hidden_layers=2, activation="relu"),
-    "two-layers-unbiased": with_mlp(hidden_layers=2, bias=False),
     "gated": with_mlp(kind="gated", activation="silu"),
     "tanh": with_mlp(activation="tanh"),
     "relu2": with_mlp(activation="relu2"),
@@ -174,7 +161,7 @@ def decoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -
     blocks = layers(block)
     values: dict[str, Any] = {
         "final_norm": None if blocks[-1].placement == "post" else blocks[-1].norm,
-        "tied_head": not isinstance(positions, ConcatenatedPositions),
+        "tied_head": True,
         "blocks": blocks,
         **fields,
     }

@@ -77,17 +77,12 @@ KINDS = {
     "learned": Kind(
         POSITIONS["learned-offset"],
         [
-            (wide(num_kv_heads=2), FUSED),
-            # Heads that are added up.
-            (wide(value_dim=kinds.WIDTH, readout="sum", out_bias=False), STANDARD),
+            (replace(wide(num_kv_heads=2), placement="pre_residual"), FUSED),
+            (wide(value_dim=3), STANDARD),
         ],
     ),
     "sinusoidal": Kind(
         POSITIONS["sinusoidal-halves"], [(wide(softcap=0.8), FUSED), (narrow(softcap=0.8), PLAIN)]
-    ),
-    "concatenated": Kind(
-        POSITIONS["concatenated-offset"],
-        [(replace(wide(), placement="pre_residual"), FUSED), (wide(value_dim=3), STANDARD)],
     ),
     "rotary": Kind(RotaryPositions(dim=16, theta=30.0), [(wide(num_kv_heads=2), FUSED)]),
     "rotary of each layer": Kind(
@@ -136,10 +131,6 @@ KINDS = {
     "relative-bias": Kind(
         POSITIONS["relative-bias"],
         [(wide(softcap=0.8), FUSED), (narrow(num_kv_heads=2), STANDARD)],
-    ),
-    "relative-key": Kind(
-        POSITIONS["relative-key"],
-        [(wide(), FUSED), (wide(num_kv_heads=1, value_dim=5), STANDARD), (wide(softcap=2), PLAIN)],
     ),
     "alibi": Kind(POSITIONS["alibi"], [(wide(), FUSED), (narrow(softcap=0.8), PLAIN)]),
 }
@@ -190,7 +181,7 @@ def test_cached_decoder_equals_the_whole_sequence(name: str, tmp_path: Path) -> 
         start += size
 
 
-ENCODERS = ["learned", "rotary", "rotary of narrow heads", "relative-bias", "relative-key", "alibi"]
+ENCODERS = ["learned", "rotary", "rotary of narrow heads", "relative-bias", "alibi"]
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -207,7 +198,7 @@ def test_padded_encoder_equals_each_row_alone(name: str, tmp_path: Path) -> None
         assert_close(out[row, :length], expected, delta=1e-4)
 
 
-@pytest.mark.parametrize("name", ["relative-key", "alibi"])
+@pytest.mark.parametrize("name", ["relative-bias", "alibi"])
 def test_rows_of_a_source_equal_each_alone_behind_it(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[1], depth=1))

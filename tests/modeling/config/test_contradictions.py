@@ -18,7 +18,6 @@ from tests.modeling.kinds import (
     HEADS,
     LRU,
     MIXERS,
-    MLP,
     POSITIONS,
     RMS,
     WIDTH,
@@ -36,7 +35,6 @@ from ortolan.modeling.config import (
     AlibiPositions,
     BlockConfig,
     ClassifierHead,
-    ConcatenatedPositions,
     EmbeddingHead,
     LanguageModelHead,
     LatentConfig,
@@ -48,7 +46,6 @@ from ortolan.modeling.config import (
     PatchInput,
     Positions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
     RotaryPositions,
     TokenInput,
     as_encoder,
@@ -76,13 +73,10 @@ TURNED = replace(BLOCK, mixer=replace(ATTENTION, rotary=RotaryPositions(dim=12))
 
 UNTURNED = replace(BLOCK, mixer=replace(ATTENTION, rotary=NONE))
 
-NARROW = replace(BLOCKS["readout-sum"].attention, value_dim=WIDTH - 1)
 
 MIXED = BlockConfig(mixer=CONV, feed_forward=None, norm=RMS)
 
 SIZES = ((0, 2), (9, 2), (2, 10), (-1, 2))
-
-JOINED = POSITIONS["concatenated-learned"]
 
 
 def crossed(**changes: object) -> BlockConfig:
@@ -107,10 +101,7 @@ CASES: dict[str, Call] = {
     **{f"{dim} rotated channels": positions(RotaryPositions(dim=dim)) for dim in (0, 3, 66)},
     "a layer that rotates too much": positions(NONE, BLOCK, TURNED),
     "a layer with its own positions": positions(POSITIONS["alibi"], BLOCK, UNTURNED),
-    "wide positions": positions(ConcatenatedPositions(dim=WIDTH, table=LearnedPositions())),
-    "no concatenated channels": lambda: ConcatenatedPositions(dim=0, table=LearnedPositions()),
     "a negative offset": lambda: LearnedPositions(offset=-1),
-    "no distance": lambda: RelativeKeyPositions(max_distance=0),
     **{
         f"{buckets} buckets up to {most}": partial(
             RelativeBiasPositions, buckets=buckets, max_distance=most
@@ -131,13 +122,11 @@ CASES: dict[str, Call] = {
     "no values": changed(ATTENTION, value_dim=0),
     "keys for some heads": changed(ATTENTION, num_kv_heads=3),
     "an empty window": changed(ATTENTION, sliding_window=0),
-    "a biased sum": changed(ATTENTION, readout="sum"),
     "clipped latents": changed(UNBIASED, latent=LATENT, clip=1.0),
     "shared latents": changed(UNBIASED, latent=LATENT, num_kv_heads=2),
     "latents without positions": changed(UNBIASED, latent=replace(LATENT, rotated=0)),
     "biased latents": changed(ATTENTION, latent=LATENT),
     "an empty bound": changed(ATTENTION, clip=0.0),
-    "a narrow sum": positions(NONE, replace(BLOCK, mixer=NARROW)),
     # other mixers
     "no channels of a mixer": changed(CONV, channels=0),
     "one tap": changed(CONV, taps=1),
@@ -159,9 +148,6 @@ CASES: dict[str, Call] = {
     # blocks
     "no layers": changed(decoder_config(NONE), blocks=()),
     "a norm's bias without a weight": lambda: NormConfig(kind="layer", eps=1e-5, scale=False),
-    "a gated MLP of two layers": changed(MLP, kind="gated", hidden_layers=2),
-    "an MLP of three layers": changed(MLP, hidden_layers=3),
-    "an MLP of no layers": changed(MLP, hidden_layers=0),
     "parallel without an MLP": changed(BLOCK, feed_forward=None, placement="parallel"),
     "parallel with a source": stacked(seq2seq_config, BLOCKS["parallel"]),
     "a source and a mixer": changed(BLOCK, mixer=CONV, cross_attention=cross_of(BLOCK)),
@@ -174,12 +160,14 @@ CASES: dict[str, Call] = {
     "an MLP that a block lacks": lambda: MIXED.dense,
     # stacks
     "a bidirectional decoder": positions(NONE, bidirectional(BLOCK)),
-    "a narrow tied head": lambda: decoder_config(JOINED, tied_head=True),
+    "a narrow tied head": changed(decoder_config(NONE), embedding_dim=WIDTH - 1),
     "an encoder of a source": lambda: encoder_config(NONE, crossed()),
     "an encoder of states": changed(encoder_config(NONE), blocks=(MIXED,)),
     "a decoder of states as an encoder": lambda: as_encoder(decoder_config(NONE, MIXED)),
     "an image of another length": stacked(encoder_config, input=IMAGE),
-    "a narrow tied head of an encoder": lambda: encoder_config(JOINED, head=HEAD),
+    "a narrow tied head of an encoder": changed(
+        encoder_config(NONE, head=HEAD), embedding_dim=WIDTH - 1
+    ),
     "a language model of images": stacked(
         encoder_config, input=IMAGE, context_length=IMAGE.length, head=HEAD
     ),
