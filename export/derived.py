@@ -14,16 +14,9 @@ from torch import Tensor
 
 from ortolan.export.rotation import rotated
 from ortolan.export.values import add_initializer, static_shape, type_of
-from ortolan.modeling.weights import (
-    READ_ELEMENTS,
-    Coded,
-    CodedRows,
-    CodeFormat,
-    Weights,
-    join_codes,
-    joint_format,
-    read_weight,
-)
+from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes, joint_format
+from ortolan.modeling.lazy_tensor import READ_ELEMENTS
+from ortolan.modeling.weights import Coded, Weights, read_weight
 
 Side = Literal["", "inputs", "outputs"]
 

@@ -7,23 +7,19 @@ rows in another order. `Weights` hides this: it reads any rows of any weight, an
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes
 from ortolan.modeling.errors import WeightError
+from ortolan.modeling.lazy_tensor import READ_ELEMENTS, row_spans
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 HEAD, HEAD_BIAS, EMBEDDING = "head.weight", "head_bias", "embedding.weight"
-
-READ_ELEMENTS = 1 << 21
-"""Number of elements converted at once while a weight is read."""
-
-GAP = 16
-"""Read up to this many unneeded rows between needed ones: faster than a second read."""
 
 
 class Rows(NamedTuple):
@@ -119,44 +115,6 @@ class TensorSource(Protocol):
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
         """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype."""
         ...
-
-
-CODE_BITS = (4, 8)
-
-CODE_GROUPS = (32, 64, 128, 256)
-"""Bits and group sizes of codes that kernels compute with."""
-
-
-class CodeFormat(NamedTuple):
-    """Format of a weight that is stored as integer codes.
-
-    Attributes:
-        bits: bits per code.
-        group: inputs that share a scale.
-        symmetric: every zero point is the middle code.
-        minimums: a minimum is added to each group.
-    """
-
-    bits: int
-    group: int
-    symmetric: bool
-    minimums: bool = False
-
-
-class CodedRows(NamedTuple):
-    """Rows of a weight as `(value - zero) * scale + minimum`, in groups `(N, G)` of inputs.
-
-    Attributes:
-        values: codes, uint8 `(N, K)`.
-        scales: float32 `(N, G)`.
-        zeros: uint8 `(N, G)`.
-        minimums: float32 `(N, G)`.
-    """
-
-    values: Tensor
-    scales: Tensor
-    zeros: Tensor
-    minimums: Tensor
 
 
 @runtime_checkable
@@ -329,34 +287,6 @@ class Replaced:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight."""
         return self.source(name).rows(name, start, stop)
-
-
-def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
-    """Format of several parts together; None unless all have the same bits and group size."""
-    parts = list(formats)
-    coded = [part for part in parts if part is not None]
-    if len(coded) < len(parts) or len({part[:2] for part in coded}) != 1:
-        return None
-    return coded[0]._replace(
-        symmetric=all(part.symmetric for part in coded),
-        minimums=any(part.minimums for part in coded),
-    )
-
-
-def row_spans(rows: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Ranges `[first:last]` that cover rows int64 `(N,)`, and the wanted rows of each range."""
-    step = rows.diff()
-    cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
-    for span in torch.tensor_split(rows, cuts):
-        first, last = int(span[0]), int(span[-1]) + 1
-        yield first, last, span - first
-
-
-def join_codes(parts: Sequence[CodedRows]) -> CodedRows:
-    """Concatenate the rows of several parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return CodedRows(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:

@@ -9,7 +9,8 @@ from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.schemes import stored_scheme
 from ortolan.export.scheme import Scheme
-from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
+from ortolan.modeling.lazy_tensor import READ_ELEMENTS
+from ortolan.modeling.weights import Coded, Weights
 
 
 def default_precision(model: Exportable) -> PrecisionName:

@@ -20,13 +20,12 @@ from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.text_tower import PartTensors, TextTensors, text_name
+from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families import FAMILIES
 from ortolan.modeling.weights import HEAD as OUR_HEAD
 from ortolan.modeling.weights import (
     Coded,
-    CodedRows,
-    CodeFormat,
     Quantizable,
     Shapes,
     Table,

@@ -12,16 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.weights import (
-    Coded,
-    CodedRows,
-    CodeFormat,
-    Table,
-    Target,
-    TensorSource,
-    name_template,
-    targets,
-)
+from ortolan.modeling.codes import CodedRows, CodeFormat
+from ortolan.modeling.weights import Coded, Table, Target, TensorSource, name_template, targets
 
 
 class OneExpert(NamedTuple):

@@ -9,19 +9,16 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.expert_pieces import AllExperts, expert_pieces
 from ortolan.modeling.checkpoint.packed.leftovers import advice, is_idle
 from ortolan.modeling.checkpoint.padded_heads import padded_pieces
+from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes, joint_format
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
     Coded,
-    CodedRows,
-    CodeFormat,
     Piece,
     Shapes,
     Table,
     TensorSource,
     Turned,
     Weights,
-    join_codes,
-    joint_format,
     name_template,
     published_pieces,
     targets,

@@ -13,13 +13,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from ortolan.modeling.weights import (
-    HeadPadding,
-    Table,
-    TensorSource,
-    name_template,
-    targets,
-)
+from ortolan.modeling.weights import HeadPadding, Table, TensorSource, name_template, targets
 
 
 class PaddedHeads(NamedTuple):

@@ -12,9 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
+from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
-from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Quantizable, Turned
+from ortolan.modeling.weights import Coded, Quantizable, Turned
 
 Values = Mapping[str, object]
 

@@ -12,7 +12,7 @@ from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 from ortolan.export.quantize.schemes import NARROW, assign_schemes, scheme_choices, scheme_of
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import NARROW_GROUP_SIZE, Quantization, resolve
-from ortolan.modeling.weights import CodedRows, CodeFormat
+from ortolan.modeling.codes import CodedRows, CodeFormat
 
 
 def product(name: str, columns: int) -> ir.Model:

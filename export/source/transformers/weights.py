@@ -1,7 +1,7 @@
 """Reads a published checkpoint as the weights of a model of transformers.
 
 transformers' own renamings and conversions turn published tensors into the model's weights. They
-run on tensors whose rows are read only when needed (`lazy`).
+run on lazy tensors.
 """
 
 import re
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ortolan.export.source.transformers.lazy import LazyTensor, rows_of
 from ortolan.modeling.checkpoint.mapped_weights import UNEXPECTED, differing
 from ortolan.modeling.checkpoint.packed.leftovers import is_idle
 from ortolan.modeling.errors import WeightError
+from ortolan.modeling.lazy_tensor import LazyTensor, rows_of, stored_tensor, whole_of
 from ortolan.modeling.weights import TensorSource
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class ConvertedWeights:
         """Rows `[start:stop]` of a weight, in its stored dtype."""
         original = self._tied.get(name, name)
         tensor = self._tensors[original]
-        if not isinstance(tensor, LazyTensor) or tensor.is_sliced:
+        if not isinstance(tensor, LazyTensor) or 0 in tensor.axes or not tensor.dim():
             return rows_of(tensor, start, stop)
         # Any row needs the whole weight: hold it until another weight is read.
         if self._held is None or self._held[0] != original:
-            self._held = (original, rows_of(tensor, 0, tensor.shape[0]))
+            self._held = (original, whole_of(tensor))
         return self._held[1][start:stop]
 
 
@@ -107,7 +107,7 @@ def _converted(
         name, pattern = rename_source_key(published, renamings, converters, prefix, names)
         if name not in expected and published in expected:
             name, pattern = rename_source_key(published, [], [], prefix, names)
-        tensor = LazyTensor.read(shapes[published], partial(source.read, published))
+        tensor = stored_tensor(shapes[published], partial(_read, source, published))
         if pattern is None:
             converted[name] = tensor
         else:
@@ -124,6 +124,10 @@ def _converted(
         for full, output in outputs.items():
             converted[full] = output[0] if isinstance(output, list) else output
     return converted, problems
+
+
+def _read(source: TensorSource, name: str, start: int, stop: int, axis: int) -> Tensor:
+    return source.read(name, start, stop, axis=axis)
 
 
 def _tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> dict[str, str]:

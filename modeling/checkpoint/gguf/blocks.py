@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import CodedRows, CodeFormat
 
 
 class BlockFormat(NamedTuple):

@@ -14,13 +14,9 @@ from ortolan.modeling.checkpoint.gguf.architectures import Architecture
 from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, FLOATS, dequantize, read_codes
 from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.checkpoint.gguf.names import FALCON_ONE_NORM, FALCON_TWO_NORMS, Names
-from ortolan.modeling.weights import (
-    CodedRows,
-    CodeFormat,
-    join_codes,
-    name_template,
-    row_spans,
-)
+from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes
+from ortolan.modeling.lazy_tensor import row_spans
+from ortolan.modeling.weights import name_template
 
 FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that hold values of the config."""

@@ -16,7 +16,8 @@ from ortolan.modeling.checkpoint.packed.layout import (
     blocks,
     unsupported,
 )
-from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
+from ortolan.modeling.codes import CodedRows, CodeFormat
+from ortolan.modeling.weights import TensorSource
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of the 4-bit format E2M1 of the Open Compute Project, by code."""

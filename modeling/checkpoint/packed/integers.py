@@ -20,7 +20,8 @@ from ortolan.modeling.checkpoint.packed.layout import (
     blocks,
     unsupported,
 )
-from ortolan.modeling.weights import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat, TensorSource
+from ortolan.modeling.codes import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat
+from ortolan.modeling.weights import TensorSource
 
 WORD_BITS = 32
 

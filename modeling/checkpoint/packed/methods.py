@@ -25,8 +25,9 @@ from ortolan.modeling.checkpoint.packed.layout import (
     optional_bool,
     unsupported,
 )
+from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
+from ortolan.modeling.weights import TensorSource
 
 
 class Packing(Protocol):

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.layout import FLOATS, check_parts
 from ortolan.modeling.checkpoint.packed.methods import OUTPUTS_FIRST, packings
+from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
+from ortolan.modeling.weights import TensorSource
 
 
 class FileTensors(TensorSource, Protocol):

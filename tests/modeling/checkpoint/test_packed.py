@@ -27,7 +27,8 @@ from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import open_weights, read_config
 from ortolan.modeling.checkpoint.text_tower import PartTensors
-from ortolan.modeling.weights import Coded, CodeFormat
+from ortolan.modeling.codes import CodeFormat
+from ortolan.modeling.weights import Coded
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 

@@ -1,7 +1,6 @@
 """Weights of checkpoints under the names of transformers, read a few rows at a time."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.export.source.transformers.experts import INTERLEAVED, InterleavedWeights
-from ortolan.export.source.transformers.lazy import LazyTensor, rows_of
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import ConvertedWeights, convert_weights
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-
-CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
-    "stacked": (lambda a, b: torch.stack([a, b, a]), True),
-    "stacked inside": (lambda a, b: torch.stack([a, b], dim=1), True),
-    "concatenated": (lambda a, b: torch.cat([a, b]), True),
-    "concatenated inside": (lambda a, b: torch.cat([a, b], dim=1), True),
-    "one of two parts": (lambda a, b: torch.chunk(a, 2)[1], True),
-    "a part by size": (lambda a, b: torch.split(b, [1, 5])[1], True),
-    "half of every row": (lambda a, b: torch.chunk(a, 2, dim=1)[0].contiguous(), True),
-    "a slice": (lambda a, b: a[2:5], True),
-    "a slice from the end": (lambda a, b: a[-3:-1], True),
-    "a slice from before the start": (lambda a, b: a[-9:4], True),
-    "the last part": (lambda a, b: torch.narrow(a, -2, -2, 2), True),
-    "stacked by a negative axis": (lambda a, b: torch.stack([a, b], dim=-3), True),
-    "the last column": (lambda a, b: a[:, -1], True),
-    "every other column": (lambda a, b: a[:, ::2], True),
-    "every other row": (lambda a, b: a[::2], False),
-    "transposed": (lambda a, b: a.T.contiguous(), False),
-    "transposed inside": (lambda a, b: torch.stack([a, b]).transpose(1, 2), True),
-    "split rows": (lambda a, b: a.reshape(6, 2, 2), True),
-    "permuted rows": (lambda a, b: a.view(3, 2, 4).transpose(0, 1).reshape(6, 4), False),
-    "sums": (lambda a, b: -(a + b) * 2, True),
-    "logarithms of halves": (lambda a, b: torch.log(a.exp()[:3]).to(torch.float32), True),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_rows_are_those_of_the_tensor(name: str) -> None:
-    function, is_sliced = CASES[name]
-    torch.manual_seed(0)
-    a, b = torch.randn(6, 4), torch.randn(6, 4)
-    read = []
-
-    def lazy(tensor: Tensor) -> LazyTensor:
-        def rows(start: int, stop: int) -> Tensor:
-            read.append((start, stop))
-            return tensor[start:stop]
-
-        return LazyTensor.read(tensor.shape, rows)
-
-    expected, got = function(a, b), function(lazy(a), lazy(b))
-    assert not read
-    assert got.shape == expected.shape
-    assert isinstance(got, LazyTensor)
-    assert got.is_sliced == is_sliced
-    for start in range(len(expected)):
-        assert torch.equal(rows_of(got, start, start + 1), expected[start : start + 1])
-    assert torch.equal(rows_of(got, 0, len(expected)), expected)
-
-
-def test_reading_a_number_reads_the_tensor() -> None:
-    tensor = torch.tensor([1.0, 2.0])
-    lazy = LazyTensor.read(tensor.shape, lambda start, stop: tensor[start:stop])
-    assert lazy.sum().item() == 3.0
-
 
 FAST = ("apertus", "bert", "gpt2", "llama", "mixtral", "phi3")
 FILE = "model.safetensors"
