@@ -430,9 +430,9 @@ def _write_files(job: Job, chosen: Chosen | None = None) -> tuple[Stored, Witnes
     )
     for role, graph in lowered.graphs.items():
         bind(graph, stored.blob)
-        proto = ir.to_proto(graph)
         if plan.options.attention == "portable":
-            attach_bodies(proto)
+            attach_bodies(graph)
+        proto = ir.to_proto(graph)
         file = job.folder / plan.graph_files[role].file
         files.write(file, proto.SerializeToString(deterministic=True))
     for name, companion in model.companions.items():

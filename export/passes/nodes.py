@@ -1,9 +1,12 @@
 """Shared by passes: a walk over the nodes of some operators, and the insertion of new ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortolan.export.values import replace_value
 
@@ -61,6 +64,48 @@ def rule(
 ) -> Callable[[Callable[[ir.Graph, ir.Node], bool]], Rule]:
     """Make a function the pass over these operators; see `NodePass`."""
     return lambda rewrite: Rule(rewrite, operators, writes_contrib)
+
+
+Operand = ir.Value | int | float | list[int] | NDArray[Any] | None
+"""An input of a new node. Numbers become constants: int64, or float32 for a Python float."""
+
+
+class Insert:
+    """Inserts nodes before another one, by a method for every operator: `new.Add(x, 1)`.
+
+    Without a node they come last.
+    """
+
+    def __init__(self, graph: ir.Graph, before: ir.Node | None = None) -> None:
+        self._graph, self._before = graph, before
+
+    def __call__(
+        self, operator: str, *inputs: Operand, domain: str = "", **attributes: Any
+    ) -> ir.Value:
+        """Insert a node with one output, and return that."""
+        return self.several(operator, 1, *inputs, domain=domain, **attributes)[0]
+
+    def __getattr__(self, operator: str) -> Callable[..., ir.Value]:
+        return partial(self, operator)
+
+    def several(
+        self, operator: str, outputs: int, *inputs: Operand, domain: str = "", **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """Insert a node with this many outputs."""
+        values = [self._value(operand) for operand in inputs]
+        node = ir.node(operator, values, attributes, domain=domain, num_outputs=outputs)
+        if self._before is None:
+            self._graph.append(node)
+        else:
+            self._graph.insert_before(self._before, node)
+        return node.outputs
+
+    def _value(self, operand: Operand) -> ir.Value | None:
+        if operand is None or isinstance(operand, ir.Value):
+            return operand
+        if not isinstance(operand, np.ndarray):
+            operand = np.array(operand, np.float32 if isinstance(operand, float) else np.int64)
+        return self.Constant(value=ir.tensor(operand))
 
 
 def insert_node(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
@@ -211,14 +212,18 @@ def in_pytorch(kind: Kind) -> Run:
     return run
 
 
+def with_bodies(fused: ModelProto) -> ModelProto:
+    model = ir.from_proto(fused)
+    attach_bodies(model)
+    return ir.to_proto(model)
+
+
 WAYS = ("kernel", "kernel with a body", "body in onnxruntime", "body in onnx.reference")
 
 
 def ways(fused: ModelProto) -> dict[str, Run]:
     """Every way to compute the node of a graph."""
-    portable = ModelProto()
-    portable.CopyFrom(fused)
-    attach_bodies(portable)
+    portable = with_bodies(fused)
     return {
         "kernel": in_onnxruntime(fused),
         "kernel with a body": in_onnxruntime(portable),
@@ -299,6 +304,8 @@ KINDS = {
     "apart": Kind(apart=True, softcap=2.0),
     "apart, rotary": Kind(apart=True, rotated=16, window=5),
     "apart, interleaved": Kind(apart=True, rotated=16, interleaved=True),
+    "another layer's cache": Kind(shared=True, window=5),
+    "another layer's cache, rotary": Kind(shared=True, rotated=32, window=5),
 }
 
 SINKS = {
