@@ -7,15 +7,9 @@ from torch import Tensor
 
 from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 from ortolan.modeling.models.transformer import EncoderDecoderModel
+from ortolan.modeling.training.tokenizer import padded
 
 BATCH_SIZE = 100
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of ids as int64 `(B, T)`, right padded, and their lengths, int64 `(B,)`."""
-    longest = max(map(len, rows))
-    filled = [[*row, *[fill] * (longest - len(row))] for row in rows]
-    return torch.tensor(filled), torch.tensor([len(row) for row in rows])
 
 
 def greedy(
@@ -25,16 +19,9 @@ def greedy(
     suppressed: Sequence[int] = (),
     max_tokens: int,
 ) -> list[list[int]]:
-    """The likeliest token at each step, until one that ends the text.
+    """Ids of each translation: the likeliest token at each step, until one that ends the text.
 
-    Args:
-        module: the model.
-        sources: ids of each source, its end token included.
-        suppressed: ids that are never chosen.
-        max_tokens: of each translation.
-
-    Returns:
-        Ids of each translation, without the tokens that start and end it.
+    Ids in `suppressed` are never chosen. The tokens that start and end a text are left out.
     """
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}

@@ -23,13 +23,7 @@ _NUMBERS = itertools.count()
 
 
 def named_object(source: object, folder: Path, table: str) -> Callable[..., Any]:
-    """The function or class that a table of the recipe names.
-
-    Args:
-        source: such as `data.py:read`.
-        folder: the folder of the recipe.
-        table: the table, for error messages.
-    """
+    """The function or class that a table of the recipe names, such as `data.py:read`."""
     file, _, name = source.rpartition(":") if isinstance(source, str) else ("", "", "")
     if not (file.endswith(".py") and name.isidentifier()):
         raise RecipeError(
@@ -70,11 +64,7 @@ def arguments_of(
 ) -> dict[str, Any]:
     """Convert options to the types that the parameters of a function or class declare.
 
-    Args:
-        function: what the arguments are for.
-        options: keys of the table.
-        table: the table, for error messages.
-        other: parameters that do not come from the table.
+    The parameters `other` do not come from the table.
     """
     fields: list[Any] = []
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():

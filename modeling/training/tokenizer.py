@@ -1,9 +1,11 @@
 """Tokenizers trained on the text of a recipe."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 from ortolan import files
 from ortolan.modeling.errors import RecipeError
@@ -37,11 +39,6 @@ def byte_level_bpe(
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json."""
-    files.write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
-
-
 def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
     if pieces is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,6 +50,23 @@ def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
         ) from error
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, byte_level])
+
+
+def save_tokenizer(
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    special_tokens: Mapping[str, str] | None = None,
+    max_tokens: int | None = None,
+) -> None:
+    """Write tokenizer.json, and tokenizer_config.json if transformers needs `special_tokens`."""
+    files.write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    if special_tokens:
+        settings = {"clean_up_tokenization_spaces": False, "model_max_length": max_tokens}
+        files.write_json(
+            folder / "tokenizer_config.json",
+            {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens, **settings},
+        )
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
@@ -67,3 +81,13 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], end_of_text: str) -> list
     """Ids of the documents, each after the special token."""
     start = id_of(tokenizer, end_of_text)
     return [[start, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int, length: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of ids padded on the right, int64 `(B, T)`, and their lengths, int64 `(B,)`.
+
+    T is `length`, or that of the longest row if it is longer.
+    """
+    length = max(length, *map(len, rows))
+    filled = [[*row, *[fill] * (length - len(row))] for row in rows]
+    return torch.tensor(filled), torch.tensor([len(row) for row in rows])

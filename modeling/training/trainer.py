@@ -17,7 +17,7 @@ from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.calibration import write_calibration
 from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
 from ortolan.modeling.training.tasks import task_of
-from ortolan.modeling.training.tasks.task import Batch, Task, write_json
+from ortolan.modeling.training.tasks.task import Batch, Task
 
 
 def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
@@ -27,12 +27,7 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     (tokenizer.json, generation_config.json, preprocessor_config.json), a calibration file,
     loss.png, and training.json with all figures. Each save replaces the files atomically.
 
-    Args:
-        recipe_path: the recipe.
-        out: folder to write to; the recipe's own by default.
-
-    Returns:
-        The folder.
+    That folder is `out`, or that of the recipe by default.
     """
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent
@@ -153,7 +148,7 @@ class _Run:
         }
         with replaced(self.folder) as folder:
             self._write(folder)
-            write_json(folder / "training.json", figures)
+            files.write_json(folder / "training.json", figures)
             draw_losses(self.losses, curve, folder / "loss.png", measured_name=_words(plotted))
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import DecoderConfig, ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import RecipeError
@@ -19,29 +19,25 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, build
 from ortolan.modeling.training.data import Answers, Pair, read_data
 from ortolan.modeling.training.recipe import Fraction, Recipe
-from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
-from ortolan.modeling.training.tokenizer import id_of, save_tokenizer
+from ortolan.modeling.training.tasks.task import IGNORED, Batch, Task, initialise
+from ortolan.modeling.training.tokenizer import id_of, padded, save_tokenizer
 
 END = "<end>"
-
-IGNORED = -100
-"""Label of tokens that are not learned."""
 
 _BATCH = 125
 """Texts measured together."""
 
 
-class AnsweringTask:
+class AnsweringTask(Task):
     """A decoder or a recurrent network learns to answer prompts.
 
     Args:
-        recipe: the recipe.
-        folder: the folder of the recipe.
         curriculum: share of the training during which texts grow from the shortest to the longest;
             0 uses all lengths from the first step.
     """
 
     module: TransformerModel
+    data: Answers
 
     def __init__(self, recipe: Recipe, folder: Path, *, curriculum: Fraction = 0.0) -> None:
         self.recipe, self.curriculum = recipe.training, curriculum
@@ -72,18 +68,8 @@ class AnsweringTask:
             longest = torch.lerp(lengths[0].float(), lengths[-1].float(), grown)
             count = max(int((lengths <= longest).sum()), min(size, len(texts)))
             start = int(torch.randint(max(count - size, 0) + 1, (), generator=generator))
-            yield padded(texts[start : start + size])
+            yield shifted(texts[start : start + size])
             step += 1
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the answers."""
-        ids, labels = batch
-        return F.cross_entropy(
-            self.module(ids).flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=IGNORED,
-            label_smoothing=self.recipe.label_smoothing,
-        )
 
     def measure(self) -> dict[str, float]:
         """Share of right answers in every held-out set."""
@@ -95,7 +81,8 @@ class AnsweringTask:
     def companions(self, folder: Path) -> None:
         """Write the tokenizer and the generation defaults."""
         save_tokenizer(self.tokenizer, folder)
-        write_json(folder / "generation_config.json", {"eos_token_id": id_of(self.tokenizer, END)})
+        end = {"eos_token_id": id_of(self.tokenizer, END)}
+        files.write_json(folder / "generation_config.json", end)
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""
@@ -129,14 +116,10 @@ def word_tokenizer(data: Answers) -> Tokenizer:
     return tokenizer
 
 
-def padded(texts: Sequence[tuple[list[int], int]]) -> Batch:
+def shifted(texts: Sequence[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
     """Right-padded inputs `(B, S)`, and the next tokens as labels where they belong to answers."""
-    longest = max(len(ids) for ids, _ in texts) - 1
-    inputs = torch.zeros(len(texts), longest, dtype=torch.int64)
-    labels = torch.full_like(inputs, IGNORED)
-    for row, (ids, prompt) in enumerate(texts):
-        inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-        labels[row, prompt - 1 : len(ids) - 1] = torch.tensor(ids[prompt:])
+    inputs, _ = padded([ids[:-1] for ids, _ in texts], 0)
+    labels, _ = padded([[IGNORED] * (prompt - 1) + ids[prompt:] for ids, prompt in texts], IGNORED)
     return inputs, labels
 
 
@@ -148,7 +131,7 @@ def right_share(module: TransformerModel, texts: Sequence[tuple[list[int], int]]
     right = 0
     with torch.inference_mode():
         for start in range(0, len(texts), _BATCH):
-            inputs, labels = padded(texts[start : start + _BATCH])
+            inputs, labels = shifted(texts[start : start + _BATCH])
             guesses = module(inputs).argmax(-1)
             right += int(((guesses == labels) | (labels == IGNORED)).all(1).sum())
     return right / len(texts)

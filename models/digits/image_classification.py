@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ortolan import files
 from ortolan.modeling.config import PatchInput
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
-from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
+from ortolan.modeling.training.tasks.task import Batch, Task, initialise
 from ortolan.modeling.training.tasks.text_classification import classifier_config
 
 MEAN = STD = 0.5
@@ -33,10 +33,11 @@ PREPROCESSOR: dict[str, object] = {
 }
 
 
-class ImageClassificationTask:
+class ImageClassificationTask(Task):
     """A vision transformer learns the labels of images; its figure is the accuracy."""
 
     module: EncoderModel
+    data: LabelledImages
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
@@ -64,12 +65,6 @@ class ImageClassificationTask:
                 pixels_BCHW = augment(pixels_BCHW, generator)
             yield pixels_BCHW, labels[chosen]
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy."""
-        pixels_BCHW, labels = batch
-        logits = self.module(pixels_BCHW).float()
-        return F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-
     def measure(self) -> dict[str, float]:
         """Accuracy on the held-out images."""
         images = self.data.held_out
@@ -86,7 +81,7 @@ class ImageClassificationTask:
             "image_std": [STD] * channels,
             "size": {"height": height, "width": width},
         }
-        write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **sizes})
+        files.write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **sizes})
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""

@@ -27,7 +27,7 @@ from ortolan.modeling.training.tasks.bert import (
     initialise_bert,
     write_tokenizer,
 )
-from ortolan.modeling.training.tasks.task import Batch, check_length
+from ortolan.modeling.training.tasks.task import Batch, Task, check_length
 
 TO_MASK, TO_RANDOM = 0.8, 0.1
 """Shares of the hidden tokens that become `[MASK]` and a random token; the others stay."""
@@ -38,18 +38,17 @@ LEAST_WINDOW = 8
 """Tokens of the shortest window, two of which are special."""
 
 
-class MaskedLanguageModelTask:
+class MaskedLanguageModelTask(Task):
     """An encoder learns to guess hidden tokens; its figure is the share of correct guesses.
 
     Args:
-        recipe: the recipe.
-        folder: the folder of the recipe.
         hidden: share of the tokens to hide.
         shortest: tokens of the first windows, which double to `sequence_length` in equal parts of
             the training; None for `sequence_length` throughout.
     """
 
     module: EncoderModel
+    data: Texts
 
     def __init__(
         self,

@@ -29,9 +29,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 def task_of(recipe: Recipe, folder: Path) -> Task:
     """Construct the task of a recipe: read its data and build its model.
 
-    Args:
-        recipe: the recipe.
-        folder: the folder of the recipe, which its paths are relative to.
+    Its paths are relative to `folder`.
     """
     options = dict(recipe.task)
     name, source = options.pop("name", None), options.pop("source", None)

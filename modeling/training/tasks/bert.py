@@ -12,7 +12,7 @@ from ortolan.modeling.config import SinusoidalPositions
 from ortolan.modeling.layers.positions import sinusoidal_table
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.recipe import TokenizerRecipe
-from ortolan.modeling.training.tasks.task import initialise, write_json
+from ortolan.modeling.training.tasks.task import initialise
 from ortolan.modeling.training.tokenizer import byte_level_bpe, save_tokenizer
 
 PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -51,16 +51,7 @@ def bert_tokenizer(recipe: TokenizerRecipe, texts: Sequence[str]) -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_tokens: int) -> None:
-    """Write tokenizer.json, and the special tokens for transformers."""
-    save_tokenizer(tokenizer, folder)
-    names = ("pad", "unk", "cls", "sep", "mask")
-    special = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": max_tokens,
-            "clean_up_tokenization_spaces": False,
-            **special,
-        },
-    )
+    """Write the tokenizer and its special tokens."""
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    special = dict(zip(names, SPECIAL, strict=True))
+    save_tokenizer(tokenizer, folder, special_tokens=special, max_tokens=max_tokens)

@@ -1,27 +1,28 @@
 """Next-token prediction over whole documents."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
+from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.training.data import Texts, read_data
-from ortolan.modeling.training.evaluation import bits_per_byte
 from ortolan.modeling.training.recipe import Recipe
-from ortolan.modeling.training.tasks.task import Batch, check_length, initialise, write_json
+from ortolan.modeling.training.tasks.task import Batch, Task, check_length, initialise
 from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of, save_tokenizer
 
 
-class LanguageModelTask:
+class LanguageModelTask(Task):
     """A decoder learns to continue texts; its figure is bits per byte."""
 
     module: DecoderModel
+    data: Texts
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
@@ -57,23 +58,14 @@ class LanguageModelTask:
         self.held_out_bytes = sum(len(text.encode()) for text in self.data.held_out)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield windows from random places in the text, `(B, S + 1)`."""
+        """Yield windows `(B, S)` from random places in the text, and their next tokens."""
         generator = torch.Generator().manual_seed(self.recipe.seed)
         span = torch.arange(self.window + 1)
         last = len(self.tokens) - self.window - 1
         while True:
             starts = torch.randint(last, (self.recipe.batch_size, 1), generator=generator)
-            yield (self.tokens[starts + span].long(),)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean next-token cross-entropy of windows `(B, S + 1)`."""
-        (ids,) = batch
-        logits = self.module(ids[:, :-1])
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            ids[:, 1:].flatten(),
-            label_smoothing=self.recipe.label_smoothing,
-        )
+            ids = self.tokens[starts + span].long()
+            yield ids[:, :-1], ids[:, 1:]
 
     def measure(self) -> dict[str, float]:
         """Bits per byte on the held-out texts."""
@@ -84,7 +76,7 @@ class LanguageModelTask:
         """Write the tokenizer and the generation defaults."""
         config = self.module.config
         save_tokenizer(self.tokenizer, folder)
-        write_json(
+        files.write_json(
             folder / "generation_config.json",
             {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)},
         )
@@ -98,6 +90,30 @@ class LanguageModelTask:
             "held_out_bytes": self.held_out_bytes,
             "held_out_tokens": sum(len(ids) - 1 for ids in self.held_out),
         }
+
+
+def bits_per_byte(
+    module: DecoderModel, documents: Sequence[Sequence[int]], text_bytes: int, *, window: int
+) -> float:
+    """Bits that the model needs for each byte of some documents.
+
+    Windows overlap by half, so that every token but the first of a document is predicted once,
+    from at least `window / 2` tokens, or from all there are.
+
+    The first token of a document is given. `window` is at most the context of the model.
+    """
+    stride = max(window // 2, 1)
+    nats = 0.0
+    with torch.inference_mode():
+        for ids in documents:
+            for start in range(0, max(len(ids) - 1, 0), stride):
+                piece = torch.tensor(ids[start : start + window + 1])
+                skip = 0 if start == 0 else window - stride
+                if len(piece) - 1 <= skip:
+                    break
+                logits = module(piece[None, :-1])[0, skip:]
+                nats += float(F.cross_entropy(logits, piece[1 + skip :], reduction="sum"))
+    return nats / math.log(2) / text_bytes
 
 
 def _config(recipe: Recipe, *, vocab_size: int, end: int) -> DecoderConfig:

@@ -1,58 +1,70 @@
 """The interface between the trainer and a task, and helpers that tasks share."""
 
-import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ortolan import files
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.training.data import Data
+from ortolan.modeling.training.recipe import OptimizerRecipe
 
 Batch = tuple[Tensor, ...]
-"""Tensors of one training step; only the task knows what they are."""
+"""Inputs of the model, then the labels; a task with a loss of its own may decide otherwise."""
+
+IGNORED = -100
+"""Label of tokens that are not learned."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """One objective on one data set.
 
     The constructor gets the recipe, its folder and the task's options. It reads the data and writes
     nothing.
+
+    Attributes:
+        recipe: the recipe's table `[training]`.
+        module: the model; training changes its parameters in place.
+        data: data to learn from and to measure on.
     """
 
-    @property
-    def module(self) -> TransformerModel:
-        """The model; training changes its parameters in place."""
-        ...
+    recipe: OptimizerRecipe
+    module: TransformerModel
+    data: Data
 
-    @property
-    def data(self) -> Data:
-        """Data to learn from and to measure on."""
-        ...
-
+    @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """Yield batches forever, the same ones for the same seed."""
-        ...
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean loss of a batch, a float32 scalar; runs under autocast and torch.compile."""
-        ...
+        """Mean cross-entropy of a batch, a float32 scalar; runs under autocast and torch.compile.
 
+        Logits are `(B, V)` or `(B, S, V)`, labels `(B,)` or `(B, S)`.
+        """
+        *inputs, labels = batch
+        logits = self.module(*inputs).float()
+        return F.cross_entropy(
+            logits.flatten(0, -2),
+            labels.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.recipe.label_smoothing,
+        )
+
+    @abstractmethod
     def measure(self) -> dict[str, float]:
         """Held-out figures by name, as in training.json; the first is plotted."""
-        ...
 
+    @abstractmethod
     def companions(self, folder: Path) -> None:
         """Write what the model needs in use, such as the tokenizer."""
-        ...
 
+    @abstractmethod
     def figures(self) -> dict[str, object]:
         """Additional figures for training.json, computed once at the end."""
-        ...
 
 
 SKIPPED = ("decay", "step_bias")
@@ -62,10 +74,8 @@ SKIPPED = ("decay", "step_bias")
 def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> None:
     """Draw the weights from a normal distribution and set biases to zero (GPT-2).
 
-    Args:
-        module: the model; norms and the parameters in `SKIPPED` do not change.
-        layers: number of blocks; residual projections shrink with it.
-        std: standard deviation of the other matrices.
+    Residual projections shrink with the number of layers. Norms and the parameters in `SKIPPED` do
+    not change.
     """
     for name, parameter in module.named_parameters():
         kind = name.rpartition(".")[2]
@@ -85,8 +95,3 @@ def check_length(length: int, longest: int, *, least: int = 1) -> None:
             f"training.sequence_length must be from {least} to {longest}, the model's context (got "
             f"{length})."
         )
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write an indented JSON file."""
-    files.write(path, json.dumps(value, indent=2) + "\n")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from ortolan.modeling.checkpoint.folder import config_from_hf, load
 from ortolan.modeling.config import ClassifierHead, EncoderConfig
@@ -24,20 +22,20 @@ from ortolan.modeling.training.tasks.bert import (
     initialise_bert,
     write_tokenizer,
 )
-from ortolan.modeling.training.tasks.task import Batch, check_length
+from ortolan.modeling.training.tasks.task import Batch, Task, check_length
+from ortolan.modeling.training.tokenizer import padded
 
 
-class TextClassificationTask:
+class TextClassificationTask(Task):
     """An encoder learns the labels of texts; its figure is the accuracy.
 
     Args:
-        recipe: the recipe.
-        folder: the folder of the recipe.
         start: checkpoint folder to start from, relative to the recipe; None for random weights.
         hidden: share of the tokens to hide at random, so that no single token decides.
     """
 
     module: EncoderModel
+    data: LabelledTexts
 
     def __init__(
         self, recipe: Recipe, folder: Path, *, start: str | None = None, hidden: Fraction = 0.0
@@ -64,8 +62,10 @@ class TextClassificationTask:
         initialise_bert(self.module)
         if start is not None:
             take_body(self.module, folder / start)
-        self.train = self._encoded(self.data.train)
-        self.held_out = self._encoded(self.data.held_out)
+        self.train, self.held_out = (
+            encode_texts(self.tokenizer, [text for text, _ in texts], self.window)
+            for texts in (self.data.train, self.data.held_out)
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield padded ids `(B, S)`, lengths `(B,)` and labels `(B,)`.
@@ -79,20 +79,19 @@ class TextClassificationTask:
             chosen = torch.multinomial(
                 weights, self.recipe.batch_size, replacement=True, generator=generator
             )
-            ids, lengths = padded([self.train[i] for i in chosen.tolist()], self.window)
+            ids, lengths = padded([self.train[i] for i in chosen.tolist()], PAD_ID, self.window)
             is_hidden = torch.rand(ids.shape, generator=generator) < self.hidden
             ids = ids.masked_fill(is_hidden & (ids >= len(SPECIAL)), MASK_ID)
             yield ids, lengths, labels[chosen]
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy."""
-        ids, lengths, labels = batch
-        logits = self.module(ids, lengths).float()
-        return F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-
     def measure(self) -> dict[str, float]:
         """Accuracy on the held-out texts, over all texts and averaged over labels."""
-        return accuracies([label for _, label in self.data.held_out], self._guesses())
+        guesses: list[int] = []
+        with torch.inference_mode():
+            for start in range(0, len(self.held_out), 64):
+                rows = self.held_out[start : start + 64]
+                guesses += self.module(*padded(rows, PAD_ID, self.window)).argmax(-1).tolist()
+        return accuracies([label for _, label in self.data.held_out], guesses)
 
     def companions(self, folder: Path) -> None:
         """Write the tokenizer."""
@@ -109,28 +108,11 @@ class TextClassificationTask:
             "texts_seen": self.recipe.steps * self.recipe.batch_size,
         }
 
-    def _guesses(self) -> list[int]:
-        guesses: list[int] = []
-        with torch.inference_mode():
-            for start in range(0, len(self.held_out), 64):
-                ids, lengths = padded(self.held_out[start : start + 64], self.window)
-                guesses += self.module(ids, lengths).argmax(-1).tolist()
-        return guesses
-
-    def _encoded(self, texts: Sequence[tuple[str, int]]) -> list[list[int]]:
-        return encode_texts(self.tokenizer, [text for text, _ in texts], self.window)
-
 
 def classifier_config(
     model: Mapping[str, object], architecture: str, labels: Sequence[str]
 ) -> EncoderConfig:
-    """Config of a classifier.
-
-    Args:
-        model: keys of a Hugging Face config.
-        architecture: class of transformers that loads it, unless `model` names one.
-        labels: names of the labels.
-    """
+    """Config of a classifier of `architecture`, unless `model` names another."""
     keys: dict[str, object] = {
         "architectures": [architecture],
         "id2label": {str(i): label for i, label in enumerate(labels)},
@@ -153,14 +135,6 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> lis
     encodings = tokenizer.encode_batch(list(texts))
     tokenizer.no_truncation()
     return [encoding.ids for encoding in encodings]
-
-
-def padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
-    """Right-padded ids `(B, length)`, and the lengths `(B,)`."""
-    ids = torch.full((len(rows), length), PAD_ID)
-    for place, row in zip(ids, rows, strict=True):
-        place[: len(row)] = torch.tensor(row)
-    return ids, torch.tensor([len(row) for row in rows])
 
 
 def accuracies(labels: Sequence[int], guesses: Sequence[int]) -> dict[str, float]:

@@ -5,20 +5,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
+from torch import nn
 
+from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderDecoderModel
 from ortolan.modeling.training.data import Pair, Pairs, read_data
-from ortolan.modeling.training.decoding import greedy, padded
+from ortolan.modeling.training.decoding import greedy
 from ortolan.modeling.training.recipe import Recipe, TokenizerRecipe
-from ortolan.modeling.training.tasks.task import Batch, write_json
-from ortolan.modeling.training.tokenizer import byte_level_bpe, id_of, save_tokenizer
+from ortolan.modeling.training.tasks.task import IGNORED, Batch, Task
+from ortolan.modeling.training.tokenizer import byte_level_bpe, id_of, padded, save_tokenizer
 
 UNKNOWN, PAD = "<unk>", "<pad>"
 
@@ -26,7 +26,7 @@ _POOL = 50
 """Batches whose pairs are sorted by length together."""
 
 
-class TranslationTask:
+class TranslationTask(Task):
     """An encoder-decoder learns to translate; its figures are the metrics of its data.
 
     As in Marian, the last token of the vocabulary pads and starts the decoder's sequence. It is
@@ -34,6 +34,7 @@ class TranslationTask:
     """
 
     module: EncoderDecoderModel
+    data: Pairs
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
@@ -57,9 +58,9 @@ class TranslationTask:
         self.module = _initialised(config, self.pad)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield sources `(B, T)`, their lengths, inputs and labels `(B, S)`.
+        """Yield sources `(B, T)`, inputs `(B, S)`, lengths of the sources, and labels `(B, S)`.
 
-        Pairs of similar length share a batch. Labels after EOS are -100.
+        Pairs of similar length share a batch.
         """
         rng, size = random.Random(self.recipe.seed), self.recipe.batch_size
         rows = list(range(len(self.sources)))
@@ -73,54 +74,32 @@ class TranslationTask:
                 for group in groups:
                     yield self._batch(group)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy with label smoothing."""
-        sources, lengths, inputs, labels = batch
-        logits = self.module(sources, inputs, lengths)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            label_smoothing=self.recipe.label_smoothing,
-        )
-
     def measure(self) -> dict[str, float]:
         """Every metric, on greedy translations of every held-out set."""
         figures: dict[str, float] = {}
         for name, held_out in self.data.held_out.items():
-            translated = self.translate([source for source, _ in held_out])
+            ids = greedy(
+                self.module,
+                self._encode([source for source, _ in held_out]),
+                suppressed=[self.pad],
+                max_tokens=self.context_length - 1,
+            )
+            translated = self.tokenizer.decode_batch(ids)
             references = [target for _, target in held_out]
             for metric, measure in self.data.metrics.items():
                 figures[f"held_out_{name}_{metric}"] = measure(translated, references)
         return figures
 
-    def translate(self, texts: Sequence[str]) -> list[str]:
-        """Greedy translations."""
-        ids = greedy(
-            self.module,
-            self._encode(texts),
-            suppressed=[self.pad],
-            max_tokens=self.context_length - 1,
-        )
-        return [str(text) for text in self.tokenizer.decode_batch(ids)]
-
     def companions(self, folder: Path) -> None:
         """Write the tokenizer, its special tokens, and the generation defaults."""
-        save_tokenizer(self.tokenizer, folder)
-        special = {
-            "eos_token": self.tokenizer.id_to_token(self.end),
-            "pad_token": PAD,
-            "unk_token": UNKNOWN,
-        }
-        write_json(
-            folder / "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                **special,
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": self.context_length,
-            },
+        end = str(self.tokenizer.id_to_token(self.end))
+        save_tokenizer(
+            self.tokenizer,
+            folder,
+            special_tokens={"eos_token": end, "pad_token": PAD, "unk_token": UNKNOWN},
+            max_tokens=self.context_length,
         )
-        write_json(
+        files.write_json(
             folder / "generation_config.json",
             {
                 "bad_words_ids": [[self.pad]],
@@ -154,8 +133,8 @@ class TranslationTask:
         targets = [self.targets[row] for row in rows]
         sources, lengths = padded([self.sources[row] for row in rows], self.pad)
         inputs, _ = padded([[self.pad, *target[:-1]] for target in targets], self.pad)
-        labels, _ = padded(targets, -100)
-        return sources, lengths, inputs, labels
+        labels, _ = padded(targets, IGNORED)
+        return sources, inputs, lengths, labels
 
 
 def train_tokenizer(recipe: TokenizerRecipe, learned: Sequence[Pair]) -> Tokenizer:

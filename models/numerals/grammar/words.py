@@ -68,7 +68,7 @@ HELD_OUT = frozenset(name for names in _CLAUSES["held_out"].values() for name in
 SUBJECTS = [Subject(*subject) for subject in WORDS["subjects"]]
 
 NOUNS = [
-    Noun(*line.split(), gender[0])
+    Noun(*(*line.split(), gender[0]))
     for gender, table in WORDS["nouns"].items()
     for line in table.strip().splitlines()
 ]

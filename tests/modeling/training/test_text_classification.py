@@ -13,7 +13,8 @@ from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.tasks.bert import MASK_ID, PAD_ID, SPECIAL
-from ortolan.modeling.training.tasks.text_classification import accuracies, padded
+from ortolan.modeling.training.tasks.text_classification import accuracies
+from ortolan.modeling.training.tokenizer import padded
 from ortolan.modeling.training.trainer import train
 
 # --- figures ------------------------------------------------------------------------------------
@@ -25,7 +26,7 @@ def test_balanced_accuracy_is_the_mean_over_labels() -> None:
 
 
 def test_rows_are_padded_on_the_right() -> None:
-    ids, lengths = padded([[5, 6], [7, 8, 9]], 4)
+    ids, lengths = padded([[5, 6], [7, 8, 9]], PAD_ID, 4)
     assert ids.tolist() == [[5, 6, PAD_ID, PAD_ID], [7, 8, 9, PAD_ID]]
     assert lengths.tolist() == [2, 3]
 

@@ -18,8 +18,8 @@ from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import build
-from ortolan.modeling.training.evaluation import bits_per_byte
 from ortolan.modeling.training.recipe import OptimizerRecipe
+from ortolan.modeling.training.tasks.language_model import bits_per_byte
 from ortolan.modeling.training.tasks.task import SKIPPED, initialise
 from ortolan.modeling.training.tokenizer import byte_level_bpe, encode
 from ortolan.modeling.training.trainer import learning_rate, train

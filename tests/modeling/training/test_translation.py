@@ -59,7 +59,7 @@ def test_padding_is_the_last_token_of_the_vocabulary(task: TranslationTask) -> N
 def test_inputs_of_the_decoder_are_the_shifted_labels(task: TranslationTask) -> None:
     target_of = dict(zip(map(tuple, task.sources), task.targets, strict=True))
     padded_rows = 0
-    for sources, lengths, inputs, labels in islice(task.batches(), 5):
+    for sources, inputs, lengths, labels in islice(task.batches(), 5):
         assert sources.shape[0] == 8
         for row in range(8):
             length = int(lengths[row])
@@ -79,7 +79,7 @@ def test_an_epoch_has_every_pair_once(task: TranslationTask) -> None:
 
 
 def test_the_loss_is_the_smoothed_cross_entropy_of_valid_tokens(task: TranslationTask) -> None:
-    sources, lengths, inputs, labels = next(task.batches())
+    sources, inputs, lengths, labels = next(task.batches())
     total, count = 0.0, 0
     vocab = task.module.config.decoder.vocab_size
     for row in range(len(labels)):
@@ -91,7 +91,7 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_valid_tokens(task: Translatio
             expected[token] += 0.9
             total -= float((expected * logits[position].log_softmax(-1)).sum())
             count += 1
-    batch = (sources, lengths, inputs, labels)
+    batch = (sources, inputs, lengths, labels)
     assert float(task.loss(batch).detach()) == pytest.approx(total / count, rel=1e-5)
 
 
