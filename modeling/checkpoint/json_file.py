@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from ortolan import files
 from ortolan.modeling.errors import CheckpointError
 
 
@@ -28,3 +29,8 @@ def read_json_value(file: Path, limit: int) -> object:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}. Download it again.") from error
     return value
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write indented JSON in a folder that nothing reads yet."""
+    files.write(path, json.dumps(value, indent=2) + "\n")

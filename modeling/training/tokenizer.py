@@ -8,6 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor
 
 from ortolan import files
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.errors import RecipeError
 
 
@@ -63,7 +64,7 @@ def save_tokenizer(
     files.write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     if special_tokens:
         settings = {"clean_up_tokenization_spaces": False, "model_max_length": max_tokens}
-        files.write_json(
+        write_json(
             folder / "tokenizer_config.json",
             {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens, **settings},
         )

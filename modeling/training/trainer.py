@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ortolan import files
 from ortolan.modeling.checkpoint.folder import replaced, write
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.calibration import write_calibration
 from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
@@ -148,7 +149,7 @@ class _Run:
         }
         with replaced(self.folder) as folder:
             self._write(folder)
-            files.write_json(folder / "training.json", figures)
+            write_json(folder / "training.json", figures)
             draw_losses(self.losses, curve, folder / "loss.png", measured_name=_words(plotted))
 
 

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.config import DecoderConfig, ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.model import TransformerModel
@@ -82,7 +82,7 @@ class AnsweringTask(Task):
         """Write the tokenizer and the generation defaults."""
         save_tokenizer(self.tokenizer, folder)
         end = {"eos_token_id": id_of(self.tokenizer, END)}
-        files.write_json(folder / "generation_config.json", end)
+        write_json(folder / "generation_config.json", end)
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan import files
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.config import PatchInput
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderModel
@@ -81,7 +81,7 @@ class ImageClassificationTask(Task):
             "image_std": [STD] * channels,
             "size": {"height": height, "width": width},
         }
-        files.write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **sizes})
+        write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **sizes})
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""

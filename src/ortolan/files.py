@@ -6,7 +6,6 @@ raised as `OSError`. Reading needs none of this.
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
@@ -121,11 +120,6 @@ def write(path: Path, data: Bytes | str) -> None:
     """Write a file in a folder that nothing reads yet; text as UTF-8."""
     with create(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write indented JSON in a folder that nothing reads yet."""
-    write(path, json.dumps(value, indent=2) + "\n")
 
 
 def copy(source: Path, target: Path) -> None:

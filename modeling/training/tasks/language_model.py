@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import DecoderModel
@@ -76,7 +76,7 @@ class LanguageModelTask(Task):
         """Write the tokenizer and the generation defaults."""
         config = self.module.config
         save_tokenizer(self.tokenizer, folder)
-        files.write_json(
+        write_json(
             folder / "generation_config.json",
             {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)},
         )

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from ortolan import files
 from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderDecoderModel
@@ -99,7 +99,7 @@ class TranslationTask(Task):
             special_tokens={"eos_token": end, "pad_token": PAD, "unk_token": UNKNOWN},
             max_tokens=self.context_length,
         )
-        files.write_json(
+        write_json(
             folder / "generation_config.json",
             {
                 "bad_words_ids": [[self.pad]],
