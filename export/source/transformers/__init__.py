@@ -24,6 +24,7 @@ from ortolan.export.source.transformers.adapter import (
 )
 from ortolan.export.source.transformers.experts import InterleavedWeights
 from ortolan.export.source.transformers.keys import read_keys
+from ortolan.export.source.transformers.private import set_experts, tied_weights
 from ortolan.export.source.transformers.rotary import pin_rotary, switches_after
 from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
@@ -52,11 +53,10 @@ def open_transformers(
     in which all lengths have the same rotary frequencies; see `pin_rotary`.
     """
     reference = build_skeleton(checkpoint.values)
-    if reference._can_set_experts_implementation():
-        reference.set_experts_implementation("eager")  # reads one expert at a time
+    set_experts(reference, "eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, config_of(checkpoint.values), accept_unknown)
     if isinstance(checkpoint.tensors, Adapted):
-        tied = reference.all_tied_weights_keys
+        tied = tied_weights(reference)
         checkpoint.tensors.check_tied((*tied, *tied.values()))
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)

@@ -8,6 +8,13 @@ from torch import Tensor, nn
 from ortolan.export.source.transformers import attention, experts
 from ortolan.export.source.transformers.attention import STEP, Step
 from ortolan.export.source.transformers.operators import known_operators
+from ortolan.export.source.transformers.private import (
+    CACHED_TOKENS,
+    CACHES,
+    COUNTS_AFTER_PADDING,
+    set_experts,
+    unpadded,
+)
 from ortolan.export.source.transformers.recurrence import replaced
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.state import State
@@ -17,9 +24,6 @@ if TYPE_CHECKING:
 
 LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
 """Config keys for the number of positions."""
-
-CACHES = ("past_key_values", "cache_params")
-"""Names of the argument for a cache."""
 
 
 class TransformersModule(nn.Module):
@@ -33,8 +37,7 @@ class TransformersModule(nn.Module):
             model.set_attn_implementation(attention.NAME)
         except ValueError as error:
             raise _unsupported(model.config, f"it does not ({str(error)[:120]})") from error
-        if model._can_set_experts_implementation():
-            model.set_experts_implementation(experts.NAME)
+        if set_experts(model, experts.NAME):
             experts.interleave(model)
         # Not a submodule: its name would become part of the names of the parameters.
         self.__dict__["_model"] = model
@@ -50,7 +53,8 @@ class TransformersModule(nn.Module):
             raise _unsupported(model.config, "it has no output embeddings")
         head.register_forward_pre_hook(_select_rows)
         for module in model.modules():
-            if {"position_ids", "past_key_values_length"} <= _arguments(module):
+            arguments = _arguments(module)
+            if "position_ids" in arguments and arguments & CACHED_TOKENS:
                 module.register_forward_pre_hook(_set_positions, with_kwargs=True)
                 module.register_forward_hook(_shape_positions)
 
@@ -62,7 +66,7 @@ class TransformersModule(nn.Module):
         step = Step(state, state.positions(ids), self.context_length)
         token = STEP.set(step)
         try:
-            with attention.unpadded(), replaced(model), known_operators():
+            with unpadded(), replaced(model), known_operators():
                 output = model(
                     input_ids=ids,
                     position_ids=step.positions,
@@ -92,7 +96,7 @@ def first_position(model: nn.Module) -> int:
 
 def _first_position(module: nn.Module) -> int:
     """The first row of an embedding of positions; RoBERTa's comes after that of the padding."""
-    counts = hasattr(module, "create_position_ids_from_input_ids")
+    counts = hasattr(module, COUNTS_AFTER_PADDING)
     return cast(int, module.padding_idx) + 1 if counts else 0
 
 

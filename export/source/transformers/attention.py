@@ -4,8 +4,7 @@ The first hands queries, keys and values to the state of the step. The mask only
 token sees: the state knows the length of each row.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ NAME = "ortolan"
 
 INERT = frozenset(
     {
-        *("cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cumulative_seqlens_k"),
+        *("cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cumulative_seqlens_k"),
         *("cumulative_seqlens_q", "dropout", "is_causal", "labels", "logits_to_keep"),
         *("max_length_k", "max_length_q", "max_seqlen_k", "max_seqlen_q", "output_attentions"),
         *("output_hidden_states", "output_router_logits", "past_key_values", "position_ids"),
@@ -87,23 +86,6 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
-
-
-@contextmanager
-def unpadded() -> Iterator[None]:
-    """Compute the masks of chunked attention without left padding: there is none."""
-    from transformers import masking_utils
-
-    own = masking_utils.chunked_overlay
-
-    def overlay(chunk_size: int, left_padding: Tensor) -> Callable[..., Tensor]:
-        return lambda batch, head, query, key: key // chunk_size == query // chunk_size
-
-    masking_utils.chunked_overlay = overlay
-    try:
-        yield
-    finally:
-        masking_utils.chunked_overlay = own
 
 
 def attend(

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers import Cache
 
 from ortolan.export.source.transformers.attention import Step
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortolan.export.source.transformers.private import has_usual_gate, register_experts
 from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.layers import lowering
 from ortolan.modeling.weights import Weights
@@ -24,9 +25,7 @@ _LEAST = 1e-30
 
 def register() -> None:
     """Register these experts with transformers, once or again."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(NAME, mix)
+    register_experts(NAME, mix)
 
 
 def interleave(model: nn.Module) -> None:
@@ -68,8 +67,8 @@ def _fits_node(experts: Any) -> bool:
     if not hasattr(experts, "has_post_expert_norm"):
         return False
     others = (experts.has_bias, experts.has_post_expert_norm, experts.is_transposed)
-    own_gate = type(experts)._apply_gate.__module__ != "transformers.integrations.moe"
-    if any(others) or own_gate or not (experts.has_gate and experts.is_concatenated):
+    halves = experts.has_gate and experts.is_concatenated
+    if any(others) or not halves or not has_usual_gate(experts):
         return False
     x = torch.linspace(-4, 4, 33, device="cpu")
     return torch.equal(experts.act_fn(x), nn.functional.silu(x))

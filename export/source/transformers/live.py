@@ -21,6 +21,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source import ctc_symbols, token_files
 from ortolan.export.source.companions import COMPANIONS
 from ortolan.export.source.transformers.original import changes_of, listed, published_class
+from ortolan.export.source.transformers.private import has_adapters
 from ortolan.files import described
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.errors import CheckpointError, ConfigError, WeightError
@@ -173,8 +174,7 @@ def _is_of(module: nn.Module, package: str) -> bool:
 
 def _check_merged(module: nn.Module) -> None:
     """Raise OptionError for a PEFT model, or one with modules that PEFT wraps."""
-    is_loaded = getattr(module, "_hf_peft_config_loaded", False)
-    if is_loaded or any(_is_of(part, "peft") for part in module.modules()):
+    if has_adapters(module) or any(_is_of(part, "peft") for part in module.modules()):
         raise OptionError(
             f"{type(module).__name__} has unmerged PEFT adapters. Export merge_and_unload() of the "
             "PeftModel, or the base checkpoint with the option adapter."

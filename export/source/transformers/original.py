@@ -20,8 +20,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.transformers.adapter import first_position
+from ortolan.export.source.transformers.private import build_as, compute_buffers
 from ortolan.export.source.transformers.rotary import pin_rotary
-from ortolan.export.source.transformers.skeleton import compute_buffers
 from ortolan.export.streamed import LazyWeights
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.weights import ModuleWeights
@@ -200,7 +200,7 @@ class _Original:
         kind: Any = published_class(self._live)
         try:
             with torch.device("meta"):
-                built = kind._from_config(deepcopy(self._live.config), dtype=torch.float32)
+                built: Any = build_as(kind, deepcopy(self._live.config))
             compute_buffers(built)
         except Exception:  # a changed config can raise anything in transformers
             return None

@@ -18,6 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.export.source.transformers.attention import STEP
+from ortolan.export.source.transformers.private import (
+    DELTA_RULES,
+    STATE_SPACE_OF_CHANNELS,
+    STATE_SPACE_OF_HEADS,
+)
 
 NORM_EPSILON = 1e-6
 
@@ -122,10 +127,9 @@ def state_space_of_channels(
 
 
 REPLACED: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "chunk_kimi_delta_attention": delta_rule,
-    "mamba2_chunk_scan": state_space_of_heads,
-    "mamba_selective_scan": state_space_of_channels,
-    "torch_chunk_gated_delta_rule": delta_rule,
+    **dict.fromkeys(DELTA_RULES, delta_rule),
+    STATE_SPACE_OF_HEADS: state_space_of_heads,
+    STATE_SPACE_OF_CHANNELS: state_space_of_channels,
 }
 """By the names that transformers' models use."""
 

@@ -6,8 +6,9 @@ for the whole context instead, as in `ortolan.modeling.config.LongRopeScaling` (
 
 from typing import Any
 
-import torch
 from torch import nn
+
+from ortolan.export.source.transformers.private import rotary_frequencies
 
 PINNED = "pinned"
 """A `rope_type` for which transformers does not look at lengths."""
@@ -50,12 +51,7 @@ def _pinned(module: Any, kind: str, layers: str | None, context_length: int) -> 
         return kind
     original = _parameters(module, layers).get("original_max_position_embeddings")
     if kind == "longrope" and context_length > original:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        layer_type = {} if layers is None else {"layer_type": layers}
-        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](
-            module.config, torch.device("cpu"), seq_len=original + 1, **layer_type
-        )
+        frequencies = rotary_frequencies(module.config, kind, layers=layers, length=original + 1)
         name = "inv_freq" if layers is None else f"{layers}_inv_freq"
         module.register_buffer(name, frequencies, persistent=False)
     return PINNED

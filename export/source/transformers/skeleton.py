@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
+from ortolan.export.source.transformers.private import causal_classes, compute_buffers
 from ortolan.modeling.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 IGNORED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
 """Config keys about the weights' files and the program that wrote them."""
-
-_INITIALISED = "_is_hf_initialized"
-"""Attribute of a tensor that transformers does not initialize."""
 
 INSTALL = "pip install 'ortolan[transformers]'"
 
@@ -31,9 +28,7 @@ def is_installed() -> bool:
 
 def knows(model_type: str) -> bool:
     """Whether the installed transformers has a causal language model of this type."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return bool(causal_classes(model_type))
 
 
 def is_causal_class(values: Mapping[str, object]) -> bool:
@@ -41,12 +36,9 @@ def is_causal_class(values: Mapping[str, object]) -> bool:
 
     Some of these are called `...ForConditionalGeneration`.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(values.get("model_type")), ())
     names = values.get("architectures")
-    causal = (classes,) if isinstance(classes, str) else tuple(classes)
-    return isinstance(names, list) and bool(names) and names[0] in causal
+    classes = causal_classes(str(values.get("model_type")))
+    return isinstance(names, list) and bool(names) and names[0] in classes
 
 
 def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
@@ -114,16 +106,3 @@ def _plain(value: object) -> object:
             return {key: _plain(item) for key, item in value.items()}
         case _:
             return value
-
-
-def compute_buffers(model: "PreTrainedModel") -> None:
-    """Compute the buffers that no checkpoint holds, as loading a checkpoint does."""
-    computed = dict(model.named_non_persistent_buffers())
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name not in computed:
-            setattr(tensor, _INITIALISED, True)
-    for name, buffer in computed.items():
-        path, _, own = name.rpartition(".")
-        parent: nn.Module = model.get_submodule(path)
-        parent.register_buffer(own, torch.empty_like(buffer, device="cpu"), persistent=False)
-    model.initialize_weights()

@@ -6,13 +6,19 @@ run on lazy tensors.
 
 import re
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ortolan.export.source.transformers.private import (
+    Conversions,
+    absent_patterns,
+    in_natural_order,
+    tied_weights,
+    unread_patterns,
+)
 from ortolan.modeling.checkpoint.mapped_weights import UNEXPECTED, differing
 from ortolan.modeling.checkpoint.packed.leftovers import is_idle
 from ortolan.modeling.errors import WeightError
@@ -57,11 +63,11 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
     tied = _tied(model, converted)
     for name, shape in expected.items():
         tensor = converted.get(tied.get(name, name))
-        if tensor is None and not _ignored(model._keys_to_ignore_on_load_missing, name):
+        if tensor is None and not _ignored(absent_patterns(model), name):
             problems.append(f"missing {name}")
         elif tensor is not None and tuple(tensor.shape) != shape:
             problems.append(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-    unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *_former_buffers(model)]
+    unexpected = [*unread_patterns(model), *_former_buffers(model)]
     problems += [
         f"{UNEXPECTED}{name}"
         for name in converted
@@ -87,42 +93,25 @@ def _converted(
     source: TensorSource, model: "PreTrainedModel", expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The published tensors by the model's names, and a list of problems."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        WeightConverter,
-        WeightRenaming,
-        dot_natural_key,
-        rename_source_key,
-    )
-
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    names = dict.fromkeys(expected, True)
-    plans: dict[str, Any] = {}
+    conversions = Conversions(model, expected)
+    converters: dict[str, Any] = {}
     converted: dict[str, Tensor] = {}
-    prefix, shapes = model.base_model_prefix, source.shapes()
-    for published in sorted(shapes, key=dot_natural_key):
-        name, pattern = rename_source_key(published, renamings, converters, prefix, names)
-        if name not in expected and published in expected:
-            name, pattern = rename_source_key(published, [], [], prefix, names)
+    shapes = source.shapes()
+    for published in in_natural_order(shapes):
+        name, pattern = conversions.renamed(published)
         tensor = stored_tensor(shapes[published], partial(_read, source, published))
         if pattern is None:
             converted[name] = tensor
         else:
-            plan = plans.setdefault(name, deepcopy(by_pattern[pattern]))
-            plan.add_tensor(name, published, pattern, tensor)
+            if name not in converters:
+                converters[name] = conversions.converter(pattern)
+            converters[name].add_tensor(name, published, pattern, tensor)
     problems = []
-    for name, plan in plans.items():
+    for name, converter in converters.items():
         try:
-            with torch.no_grad():
-                outputs = plan.convert(name, model=model, config=model.config)
+            converted |= conversions.converted(name, converter)
         except Exception as error:  # wrong shapes can raise anything in a conversion
             problems.append(f"{name}: its tensors do not fit together ({str(error)[:100]!r})")
-            continue
-        for full, output in outputs.items():
-            converted[full] = output[0] if isinstance(output, list) else output
     return converted, problems
 
 
@@ -133,8 +122,8 @@ def _read(source: TensorSource, name: str, start: int, stop: int, axis: int) -> 
 def _tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> dict[str, str]:
     """Every weight that shares its values with another, and the one that the checkpoint holds."""
     tied: dict[str, str] = {}
-    for copy, original in model.all_tied_weights_keys.items():
-        copies = [c for c, other in model.all_tied_weights_keys.items() if other == original]
+    for copy, original in tied_weights(model).items():
+        copies = [c for c, other in tied_weights(model).items() if other == original]
         held = next((name for name in (original, *copies) if name in converted), original)
         tied |= {name: held for name in (copy, original) if name != held}
     return tied
@@ -142,7 +131,7 @@ def _tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> dict[str
 
 def _check_tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint that holds different values for weights that share them."""
-    for copy, original in model.all_tied_weights_keys.items():
+    for copy, original in tied_weights(model).items():
         if copy not in converted or original not in converted:
             continue
         length = converted[original].shape[0]
@@ -156,8 +145,8 @@ def _check_tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> No
                 )
 
 
-def _ignored(patterns: Iterable[str] | None, name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns or ())
+def _ignored(patterns: Iterable[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _former_buffers(model: "PreTrainedModel") -> list[str]:

@@ -116,7 +116,7 @@ def test_parameters_keep_their_names() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [("gptj", {}), ("bert", {"is_decoder": False}), ("deepseek_v32", {}), ("openai-gpt", {})],
+    [("mpt", {}), ("bert", {"is_decoder": False}), ("deepseek_v32", {}), ("openai-gpt", {})],
 )
 def test_attention_without_the_state_is_refused(
     model_type: str, changes: dict[str, object], snapshot: SnapshotAssertion
