@@ -25,7 +25,7 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers import ops
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.convolution import convolve
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.ops import Heads
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 

@@ -25,16 +25,9 @@ def fit(
     *,
     more: Sequence[nn.Parameter] = (),
 ) -> dict[str, object]:
-    """Minimise the sum of the losses that each step computes.
+    """Minimise the sum of the losses that each step computes; return figures for training.json.
 
-    Args:
-        model: the model, whose parameters are trained together with `more`.
-        recipe: steps, learning rate, warm-up and weight decay; the schedule is a cosine.
-        losses: computes the losses of the next batch.
-        more: further parameters.
-
-    Returns:
-        Figures for training.json.
+    Only the rates, the sizes and the steps of the recipe count; the schedule is a cosine.
     """
     began, history = time.monotonic(), list[list[float]]()
     parameters = [*model.parameters(), *more]

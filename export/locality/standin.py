@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.ops import Heads
 from ortolan.modeling.state import State
 

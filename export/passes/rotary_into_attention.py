@@ -1,7 +1,7 @@
 """Let attention rotate queries and keys itself, straight from their projections.
 
 Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md); its
-kernel accepts what `modeling.layers.lowering.fits_kernel` says.
+kernel accepts what `modeling.layers.nodes.fits_kernel` says.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from ortolan.modeling.layers.cache import (
     empty_cache,
 )
 from ortolan.modeling.layers.embeddings import Features
-from ortolan.modeling.layers.lowering import fits_kernel
+from ortolan.modeling.layers.nodes import fits_kernel
 from ortolan.modeling.layers.ops import select
 from ortolan.runtime.bundle.interface import (
     FEATURE_ROWS,

@@ -10,13 +10,7 @@ from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
 
 class AdditiveAttention(nn.Module):
-    """Attention with scores `v . tanh(W query + U state)`.
-
-    Attributes:
-        query: W.
-        key: U.
-        score: v.
-    """
+    """Attention with scores `v . tanh(W query + U state)`."""
 
     def __init__(self, config: AdditiveAttentionConfig, width: int) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.layers.cache import LayerCache, Pick, StepLengths, same
 from ortolan.modeling.layers.linear import PackedLinear
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import (
     Heads,
@@ -35,13 +35,7 @@ from ortolan.modeling.layers.scores import Relative
 
 
 class SelfAttention(nn.Module):
-    """Self-attention: one projection to queries, keys and values, attention, and a readout.
-
-    Args:
-        config: heads, widths and scores.
-        width: model width.
-        positions: positions of the stack; some kinds have a table in every layer.
-    """
+    """Self-attention: one projection to queries, keys and values, attention, and a readout."""
 
     def __init__(
         self, config: AttentionConfig, width: int, *, positions: Positions | None = None
@@ -139,12 +133,7 @@ class SelfAttention(nn.Module):
         return self._read_out(pick(attended), pick(x_BSE)), present
 
     def _read_out(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Read out the heads, `(B, S, H * U)` to `(B, S, E)`.
-
-        Args:
-            attended: attention output of the heads.
-            x: input of the layer for the same tokens.
-        """
+        """Read out the heads, `(B, S, H * U)` to `(B, S, E)`."""
         heads = self.out_norm(attended)
         out: Tensor = self.out(heads if self.gate is None else heads * torch.sigmoid(self.gate(x)))
         return out
@@ -152,13 +141,7 @@ class SelfAttention(nn.Module):
     def _projections(
         self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None
     ) -> tuple[Tensor | Heads, Rotary | None]:
-        """Queries, keys and values, and the rotation left for the attention op to apply.
-
-        Args:
-            x_BSE: input of the layer.
-            rotary: rotary tables of the layer, or the angles of its tokens.
-            step: positions of the tokens; None if they begin at 0.
-        """
+        """Queries, keys and values, and the rotation left for the attention op to apply."""
         spec = self.config
         if isinstance(self.qkv, LatentProjection):
             return self.qkv(x_BSE, rotary, step), None
@@ -241,11 +224,6 @@ class LatentProjection(nn.Module):
 
     The latents are expanded to full heads before attention, so the cache holds keys and values as
     in other layers. The last R channels of queries and keys are rotated.
-
-    Args:
-        config: heads and widths.
-        latent: ranks of the latents.
-        width: model width.
     """
 
     def __init__(self, config: AttentionConfig, latent: LatentConfig, width: int) -> None:

@@ -26,8 +26,8 @@ from ortolan.modeling.layers.convolution import ShortConv
 from ortolan.modeling.layers.feed_forward import feed_forward
 from ortolan.modeling.layers.gated_delta import GatedDelta
 from ortolan.modeling.layers.linear_recurrence import LinearRecurrence
-from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.mixture import Mixture
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.scores import Relative
 from ortolan.modeling.layers.state_space import state_space
@@ -37,11 +37,6 @@ class Block(nn.Module):
     """A mixer and an optional feed-forward layer, each with a norm and a residual connection.
 
     The mixer and its norms are named after its kind, such as `attention` and `attention_norm`.
-
-    Args:
-        config: parts of the block.
-        width: model width.
-        positions: positions of the stack; some kinds have a table in every layer.
     """
 
     def __init__(
@@ -228,13 +223,7 @@ def mixer_name(config: Mixer) -> str:
 
 
 def mixer(config: Mixer, width: int, positions: Positions | None) -> nn.Module:
-    """The layer of a mixer.
-
-    Args:
-        config: config of the mixer.
-        width: model width.
-        positions: positions of the stack; some kinds have a table in every layer.
-    """
+    """The layer of a mixer."""
     if isinstance(config, AttentionConfig):
         return SelfAttention(config, width, positions=positions)
     return _KINDS[type(config)].layer(config, width)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config.recurrent import CellKind
-from ortolan.modeling.layers.lowering import split
+from ortolan.modeling.layers.nodes import split
 from ortolan.modeling.layers.sizes import is_one
 
 States = tuple[Tensor, ...]
@@ -26,8 +26,6 @@ class _Kind(NamedTuple):
     """Definition of a cell.
 
     Attributes:
-        gates: rows of its matrices, in multiples of H.
-        states: names of its states.
         step: computes the new states from the products of the input and of the last output,
             `(B, G)` each.
     """
@@ -65,17 +63,11 @@ _KINDS = {
 class RecurrentCell(nn.Module):
     """One layer of a recurrent network.
 
-    Args:
-        kind: `rnn`, `gru` or `lstm`.
-        inputs: I.
-        width: H.
-
     Attributes:
         weight_ih: `(G, I)`; gates in torch's order.
         weight_hh: `(G, H)`.
         bias_ih: `(G,)`.
         bias_hh: `(G,)`.
-        states: names of its states.
     """
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
@@ -138,13 +130,7 @@ OPSET = 22
 
 
 class CellNode(NamedTuple):
-    """ONNX operator that computes a cell.
-
-    Attributes:
-        operator: name of the operator.
-        order: index of torch's gate for each gate of the operator.
-        flags: attributes other than the width.
-    """
+    """ONNX operator that computes a cell."""
 
     operator: str
     order: tuple[int, ...]

@@ -22,12 +22,6 @@ def convolve(
 ) -> tuple[Tensor, Tensor]:
     """Continue a convolution; one node while `torch.onnx.export` traces.
 
-    Args:
-        x_BCS: new tokens.
-        weight_C1W: taps; the last one belongs to the current token.
-        bias_C: bias per channel.
-        before_BCX: the W - 1 tokens before them; zeros at the start of a sequence.
-
     Returns:
         `(B, C, S)`, and the last W - 1 tokens.
     """
@@ -57,10 +51,6 @@ class ShortConv(FixedMemoryMixer):
     """out(after * convolve(before * x)), as in LFM2 (Liquid AI 2025, "LFM2 Technical Report").
 
     Both gates and x come from one projection.
-
-    Args:
-        config: sizes.
-        width: model width.
     """
 
     def __init__(self, config: ShortConvConfig, width: int) -> None:

@@ -39,7 +39,6 @@ class PatchEmbedding(nn.Module):
     """Linear embedding of image patches (Dosovitskiy et al. 2021).
 
     Attributes:
-        projection: the linear map, as a convolution whose stride equals its kernel.
         class_token: `(E,)`, before the patches; None without one.
         distillation_token: `(E,)`, after it; None without one.
     """
@@ -100,12 +99,7 @@ class Registers(nn.Module):
 
 
 class AudioEmbedding(nn.Module):
-    """Embedding of spectrograms by two convolutions over time (Radford et al. 2023, "Whisper").
-
-    Attributes:
-        conv1: over three frames.
-        conv2: over three frames, with a stride of two.
-    """
+    """Embedding of spectrograms by two convolutions over time (Radford et al. 2023, "Whisper")."""
 
     def __init__(self, config: AudioInput, width: int) -> None:
         super().__init__()
@@ -125,14 +119,7 @@ class AudioEmbedding(nn.Module):
 
 
 class ChunkedAudioEmbedding(nn.Module):
-    """Embedding of spectrograms by convolutions over frames and bins of each chunk.
-
-    Attributes:
-        conv1: the first of three convolutions over squares of 3, with a stride of two.
-        conv2: the second.
-        conv3: the third.
-        projection: of all channels and bins of a frame that are left.
-    """
+    """Embedding of spectrograms by convolutions over frames and bins of each chunk."""
 
     def __init__(self, config: ChunkedAudioInput, width: int) -> None:
         super().__init__()
@@ -162,12 +149,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class WaveConvolution(nn.Module):
-    """A convolution over time with its norm and activation.
-
-    Args:
-        config: of this convolution.
-        channels: of its input; 1 for the wave itself.
-    """
+    """A convolution over time with its norm and activation."""
 
     def __init__(self, config: WaveLayer, channels: int) -> None:
         super().__init__()
@@ -199,13 +181,7 @@ class WaveConvolution(nn.Module):
 
 
 class WaveEmbedding(nn.Module):
-    """Embedding of waves by strided convolutions (Baevski et al. 2020, "wav2vec 2.0").
-
-    Attributes:
-        layers: the convolutions.
-        norm: of their output.
-        projection: to the width of the stream, if there is one.
-    """
+    """Embedding of waves by strided convolutions (Baevski et al. 2020, "wav2vec 2.0")."""
 
     def __init__(self, config: WaveInput, width: int) -> None:
         super().__init__()
@@ -269,11 +245,7 @@ class Features(NamedTuple):
     ) -> "Features":
         """Give vectors `(N, E)` to the tokens `token` of ids `(B, S)`, in order.
 
-        Args:
-            vectors: of all images, one after the other.
-            input_ids: with a token for each vector.
-            token: that stands for a vector.
-            grids: rows and columns of each image, for a model whose positions have axes.
+        A model whose positions have axes needs the rows and columns of each image, `grids`.
         """
         is_placeholder = input_ids == token
         rows = is_placeholder.flatten().cumsum(0).view_as(input_ids) * is_placeholder

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import LayerState
 from ortolan.modeling.layers.cache import Memory, Pick, StepLengths, same
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.scores import Relative
 
 
@@ -25,9 +25,6 @@ class FixedMemoryMixer(nn.Module, ABC):
 
     It is called like attention, but ignores rotary and relative positions. Its rows must not be
     padded: padding would enter the state.
-
-    Args:
-        config: describes the state.
     """
 
     out: nn.Linear

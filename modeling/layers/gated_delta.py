@@ -26,10 +26,6 @@ class GatedDelta(FixedMemoryMixer):
 
     The state S of a head follows equation 10 of the paper, with unit queries and keys:
     S' = a S (1 - b k k^T) + b v k^T, where log a = -exp(decay) softplus(step + bias).
-
-    Args:
-        config: sizes.
-        width: model width.
     """
 
     def __init__(self, config: GatedDeltaConfig, width: int) -> None:

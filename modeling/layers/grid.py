@@ -54,11 +54,7 @@ class GridEmbedding(nn.Embedding):
 
 
 class FlatPatchEmbedding(nn.Module):
-    """Linear embedding of flat patches.
-
-    Attributes:
-        projection: the linear map.
-    """
+    """Linear embedding of flat patches."""
 
     def __init__(self, config: GridInput, width: int) -> None:
         super().__init__()

@@ -134,11 +134,7 @@ class LanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Label logits of each sequence or image, or of each token.
-
-    Attributes:
-        before: number of trained vectors before the patches of an image.
-    """
+    """Label logits of each sequence or image, or of each token."""
 
     def __init__(self, config: ClassifierHead, width: int, *, before: int = 1) -> None:
         super().__init__()
@@ -209,12 +205,7 @@ class AttentionPool(nn.Module):
 
 
 class Embedder(nn.Module):
-    """One vector per sequence.
-
-    Attributes:
-        pool: pools by attention; None for other poolings.
-        projections: applied to the pooled vector in order; often none.
-    """
+    """One vector per sequence."""
 
     def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
@@ -248,13 +239,7 @@ class Embedder(nn.Module):
 
 
 class Features(nn.Module):
-    """Vectors for a decoder.
-
-    Attributes:
-        norm: applied to each vector before the projections.
-        projections: applied to each vector in order.
-        early: the same for the outputs of early layers.
-    """
+    """Vectors for a decoder."""
 
     def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int] | None) -> None:
         super().__init__()

@@ -8,11 +8,7 @@ from torch import nn
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear` whose output rows belong to several projections.
-
-    Attributes:
-        parts: rows of each projection, in order; their sum is `out_features`.
-    """
+    """`nn.Linear` whose output rows belong to several projections."""
 
     def __init__(self, in_features: int, parts: tuple[int, ...], *, bias: bool) -> None:
         super().__init__(in_features, sum(parts), bias=bias)

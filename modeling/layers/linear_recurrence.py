@@ -24,10 +24,6 @@ class LinearRecurrence(FixedMemoryMixer):
 
     Per channel, the unit computes h' = a h + sqrt(1 - a^2) (i x) with log a = -c r softplus(L) and
     gates r and i. The input of the first token is not scaled.
-
-    Args:
-        config: sizes.
-        width: model width.
     """
 
     def __init__(self, config: LinearRecurrenceConfig, width: int) -> None:

@@ -41,14 +41,8 @@ class MemoryState(NamedTuple):
 class Memory(nn.Module):
     """A memory that a controller reads and writes by attention.
 
-    Args:
-        config: sizes.
-        width: H.
-
-    Attributes:
-        heads: projects the controller's output. Per head: a key (M), its strength, a gate, a
-            sharpness and the shifts (J); then per write head: an erase and an add vector (M).
-        initial: initial value of every slot, `(M,)`.
+    `heads` projects the controller's output. Per head: a key (M), its strength, a gate, a sharpness
+    and the shifts (J); then per write head: an erase and an add vector (M).
     """
 
     def __init__(self, config: MemoryConfig, width: int) -> None:
@@ -67,15 +61,7 @@ class Memory(nn.Module):
             addressing_KX[config.read_heads :, config.width + 4 + config.shift_range] += AHEAD
 
     def forward(self, out_BH: Tensor, before: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Address, write and read once.
-
-        Args:
-            out_BH: output of the controller.
-            before: memory after the previous token.
-
-        Returns:
-            The vectors read, `(B, R * M)`, and the memory after this token.
-        """
+        """Address, write and read once: the vectors read `(B, R * M)`, and the memory after it."""
         config, rows_BX = self.config, self.heads(out_BH)
         cut = config.heads * self.addressing
         weights_BKN = self.address(rows_BX[:, :cut].unflatten(-1, (config.heads, -1)), before)
@@ -94,12 +80,7 @@ class Memory(nn.Module):
         return (state.weights[:, : self.config.read_heads] @ state.contents).flatten(1)
 
     def address(self, rows_BKX: Tensor, before: MemoryState) -> Tensor:
-        """Attention of every head, `(B, K, N)`: by content first, then shifted by location.
-
-        Args:
-            rows_BKX: `addressing` numbers per head.
-            before: memory after the previous token.
-        """
+        """Attention of every head, `(B, K, N)`: by content first, then shifted by location."""
         width = self.config.width
         key_BKM = torch.tanh(rows_BKX[..., :width])
         strength_BK1 = F.softplus(rows_BKX[..., width : width + 1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.modeling.config import FeedForwardConfig, MixtureConfig
-from ortolan.modeling.layers import lowering
+from ortolan.modeling.layers import nodes
 from ortolan.modeling.layers.feed_forward import GatedMLP
 
 NEVER = -1e4
@@ -203,7 +203,7 @@ class Mixture(nn.Module):
             return out_TE.view_as(x)
         node = node_routing(logits, self.selection_bias, self.config)
         experts = self.experts
-        out = lowering.mixture(
+        out = nodes.mixture(
             x,
             node.logits,
             (experts.gate_up, experts.gate_up_bias),

@@ -1,4 +1,4 @@
-"""Attention ops: plain PyTorch, or a node of `lowering.py` while `torch.onnx.export` traces.
+"""Attention ops: plain PyTorch, or a node of `nodes.py` while `torch.onnx.export` traces.
 
 The PyTorch code of a function is its definition. In a trace it becomes one node if ONNX Runtime has
 one that computes the same, and standard operators otherwise.
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers import lowering
+from ortolan.modeling.layers import nodes
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.rotation import rotate
 from ortolan.modeling.layers.scores import (
     Relative,
@@ -71,7 +71,7 @@ def attention(
     """
     if _has_node(spec, rotary):
         bias = None if relative is None else relative.bias
-        return lowering.group_query_attention(_apart(qkv), rotary, lengths, bias, sinks, spec=spec)
+        return nodes.group_query_attention(_apart(qkv), rotary, lengths, bias, sinks, spec=spec)
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
     if rotary is not None:
@@ -146,7 +146,7 @@ def cached_attention(
     """
     if _has_node(spec, rotary):
         bias = None if relative is None else relative.bias
-        return lowering.cached_group_query_attention(
+        return nodes.cached_group_query_attention(
             _apart(qkv), past, step, rotary, bias, sinks, spec=spec
         )
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
@@ -188,7 +188,7 @@ def shared_attention(
         `(B, S, H * D)`.
     """
     if _has_node(spec, rotary):
-        return lowering.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
+        return nodes.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
     q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
@@ -217,13 +217,13 @@ def cross_attention(
         `(G * B, S, H * U)`.
     """
     if torch.onnx.is_in_onnx_export():
-        q_BHND = lowering.fold(q, states.key if lengths is None else lengths, spec=spec)
+        q_BHND = nodes.fold(q, states.key if lengths is None else lengths, spec=spec)
     else:
         folded = q.reshape(states.key.shape[0], -1, q.shape[-1])
         q_BHND = torch.unflatten(folded, -1, (spec.num_heads, -1)).transpose(1, 2)
     out_BHNU = attend(q_BHND, states.key, states.value, spec, lengths=lengths)
     if torch.onnx.is_in_onnx_export():
-        return lowering.unfold(out_BHNU, q)
+        return nodes.unfold(out_BHNU, q)
     return _joined(out_BHNU).reshape(*q.shape[:2], -1)
 
 
@@ -277,18 +277,18 @@ def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
 def split_heads(x: Tensor, width: int, parts: tuple[int, ...]) -> Sequence[Tensor]:
     """Split every head of `(B, S, N * width)` into parts, `(B, S, N, part)` each."""
     tracing = torch.onnx.is_in_onnx_export()
-    apart = lowering.split_channels(x, width) if tracing else torch.unflatten(x, -1, (-1, width))
+    apart = nodes.split_channels(x, width) if tracing else torch.unflatten(x, -1, (-1, width))
     return split(apart, list(parts), -1)
 
 
 def over_heads(x: Tensor, function: Callable[[Tensor], Tensor], width: int) -> Tensor:
     """Apply a function to every head of `(B, S, N * width)`."""
     if torch.onnx.is_in_onnx_export():
-        return lowering.join_channels(function(lowering.split_channels(x, width)))
+        return nodes.join_channels(function(nodes.split_channels(x, width)))
     return function(torch.unflatten(x, -1, (-1, width))).flatten(-2)
 
 
-def _apart(qkv: Tensor | Heads) -> lowering.Projections:
+def _apart(qkv: Tensor | Heads) -> nodes.Projections:
     """Inputs of a node: three tensors, or one and two None."""
     return qkv if isinstance(qkv, Heads) else (qkv, None, None)
 
@@ -311,7 +311,7 @@ def _split_heads(qkv: Tensor | Heads, spec: AttentionConfig) -> tuple[Tensor, Te
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     """`torch.split`."""
     if torch.onnx.is_in_onnx_export():
-        return lowering.split(x, sizes, axis)
+        return nodes.split(x, sizes, axis)
     return torch.split(x, sizes, axis)
 
 
@@ -319,7 +319,7 @@ def softplus(x: Tensor) -> Tensor:
     """`log(1 + exp(x))`; one node, where the exporter would add PyTorch's linear branch."""
     if torch.onnx.is_in_onnx_export():
         return torch.onnx.ops.symbolic(
-            "Softplus", (x,), dtype=x.dtype, shape=x.shape, version=lowering.OPSET
+            "Softplus", (x,), dtype=x.dtype, shape=x.shape, version=nodes.OPSET
         )
     return F.softplus(x)
 
@@ -337,13 +337,13 @@ def _reach(relative: Relative | None) -> Tensor | None:
 def _has_node(spec: AttentionConfig, rotary: Rotary | None) -> bool:
     """Whether a trace is running in which this self-attention is one node."""
     rotated = 0 if rotary is None else 2 * rotary[0].shape[-1]
-    return torch.onnx.is_in_onnx_export() and lowering.fits_kernel(spec, rotated=rotated)
+    return torch.onnx.is_in_onnx_export() and nodes.fits_kernel(spec, rotated=rotated)
 
 
 def extended(past: Tensor, new: Tensor, positions_BS: Tensor) -> Tensor:
     """Write `(B, ..., S, D)` to a buffer `(B, ..., C, D)` at positions int64 `(B, S)`."""
     if torch.onnx.is_in_onnx_export():
-        return lowering.scatter(past, new, positions_BS[:, 0])
+        return nodes.scatter(past, new, positions_BS[:, 0])
     slots = positions_BS.reshape(positions_BS.shape[0], *[1] * (past.dim() - 3), -1, 1)
     return past.scatter(-2, slots.expand_as(new), new)
 

@@ -28,7 +28,7 @@ from ortolan.modeling.config import (
     YarnScaling,
 )
 from ortolan.modeling.config.positions import AXES
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 
 
 def tables(config: StackConfig) -> dict[str, Tensor]:

@@ -55,10 +55,6 @@ class Recurrence(NamedTuple):
 def recur(inputs: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     """Continue a recurrence; one node while `torch.onnx.export` traces.
 
-    Args:
-        inputs: the new tokens.
-        state_BHDU: state after the tokens before them; zeros at the start of a sequence.
-
     Returns:
         `(B, S, H, U)`, and the state after the last token.
     """

@@ -6,9 +6,9 @@ Shape letters: B batch, S tokens, N heads, D head width, R rotated channels.
 import torch
 from torch import Tensor
 
-from ortolan.modeling.layers import lowering
+from ortolan.modeling.layers import nodes
 from ortolan.modeling.layers.cache import StepLengths
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 
 
 def rotate(x: Tensor, angles: Rotary) -> Tensor:
@@ -28,11 +28,7 @@ def rotate(x: Tensor, angles: Rotary) -> Tensor:
 def turn(heads: Tensor, rotary: Rotary, step: StepLengths | None, *, width: int) -> Tensor:
     """Rotate queries or keys, `(B, S, N * D)`, for layers where the attention op does not.
 
-    Args:
-        heads: heads side by side.
-        rotary: tables with a row for every position, or the angles of these tokens.
-        step: lengths after this step; None if the first token is at position 0.
-        width: D.
+    Without a step, the first token is at position 0.
     """
     if rotary.of_tokens:
         return _turned(heads, rotary, None, width)
@@ -47,7 +43,7 @@ def turn(heads: Tensor, rotary: Rotary, step: StepLengths | None, *, width: int)
 def _turned(heads: Tensor, rotary: Rotary, positions_BS: Tensor | None, width: int) -> Tensor:
     """Rotate by the angles of positions, or by those of the tokens."""
     if torch.onnx.is_in_onnx_export():
-        return lowering.rotary_embedding(heads, rotary, positions_BS, width)
+        return nodes.rotary_embedding(heads, rotary, positions_BS, width)
     cos_B1SR, sin_B1SR = (
         (table if positions_BS is None else table[positions_BS])[:, None] for table in rotary[:2]
     )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers import lowering
+from ortolan.modeling.layers import nodes
 
 
 class Relative(NamedTuple):
@@ -80,7 +80,7 @@ def attend(
     if spec.softcap is None and sinks is None:
         mask = None if relative is None else relative.bias
         if torch.onnx.is_in_onnx_export():
-            return lowering.standard_attention(
+            return nodes.standard_attention(
                 q_BHSD, k_BKTD, v_BKTU, _masked(mask, allowed), lengths, spec=spec
             )
         mask = _masked(mask, allowed if lengths is None else inside(lengths, k_BKTD.shape[2]))
@@ -134,14 +134,7 @@ def _masked(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
 def visible(
     positions_BS: Tensor, keys: int, spec: AttentionConfig, reach_BS: Tensor | None = None
 ) -> Tensor:
-    """Slots that each new token may see, bool `(B, 1, S, keys)`.
-
-    Args:
-        positions_BS: positions of the new tokens.
-        keys: number of slots.
-        spec: window.
-        reach_BS: the last position that each token sees; None for its own.
-    """
+    """Slots that each new token may see, up to its own or `reach_BS`, bool `(B, 1, S, keys)`."""
     slots = torch.arange(keys, device=positions_BS.device)
     distance = positions_BS[:, None, :, None] - slots
     allowed = distance >= 0 if reach_BS is None else slots <= reach_BS[:, None, :, None]

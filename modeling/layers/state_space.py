@@ -23,14 +23,7 @@ from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 
 class _StateSpace(FixedMemoryMixer):
-    """Parts of both versions: projections, a convolution and decays.
-
-    Args:
-        config: sizes.
-        width: model width.
-        parts: rows of the first projection.
-        decays: shape of `decay`, the logarithm of -A.
-    """
+    """Parts of both versions: projections, a convolution, and decays, the logarithm of -A."""
 
     def __init__(
         self, config: StateSpaceConfig, width: int, parts: tuple[int, ...], decays: tuple[int, ...]

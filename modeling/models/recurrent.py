@@ -27,12 +27,7 @@ KEYS, VALUES = "attention.keys", "attention.values"
 
 
 class Carry(NamedTuple):
-    """State carried from token to token.
-
-    Attributes:
-        cells: states of each layer.
-        memory: memory of a Neural Turing Machine; None without one.
-    """
+    """State carried from token to token."""
 
     cells: tuple[States, ...]
     memory: MemoryState | None = None

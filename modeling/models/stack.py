@@ -26,7 +26,7 @@ from ortolan.modeling.layers.embeddings import (
     position_convolution,
     position_embedding,
 )
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.positions import (
     axes_name,

@@ -21,11 +21,7 @@ def byte_level_bpe(
 ) -> Tokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019).
 
-    Args:
-        texts: training text.
-        vocab_size: number of ids, special tokens included; fewer if the texts have fewer.
-        special_tokens: tokens that get the first ids, in order.
-        pieces: see `TokenizerRecipe`.
+    The special tokens get the first ids; for `pieces` see `TokenizerRecipe`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter(pieces)

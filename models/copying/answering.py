@@ -31,9 +31,7 @@ _BATCH = 125
 class AnsweringTask(Task):
     """A decoder or a recurrent network learns to answer prompts.
 
-    Args:
-        curriculum: share of the training during which texts grow from the shortest to the longest;
-            0 uses all lengths from the first step.
+    Texts grow from the shortest to the longest during the share `curriculum` of the training.
     """
 
     module: TransformerModel

@@ -15,14 +15,9 @@ SYMBOLS = "abcdefgh"
 def read(
     *, longest: int = 10, repeats: int = 3, texts: int = 60_000, held_out: int = 250, seed: int = 0
 ) -> Answers:
-    """Training texts of all lengths, and two held-out sets per kind.
+    """Training texts of up to `longest` symbols, and two held-out sets per kind.
 
-    Args:
-        longest: symbols of the longest training prompt; `*_double` has twice as many.
-        repeats: largest number of repetitions.
-        texts: number of training texts, half of each kind.
-        held_out: texts per held-out set.
-        seed: seed of the random symbols.
+    Prompts of the sets `*_double` are twice as long as the longest of training.
     """
     rng = random.Random(seed)
     kinds = ("copy", "repeat")

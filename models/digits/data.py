@@ -23,12 +23,7 @@ MOST_DEGREES, MOST_SHIFT, MOST_SCALE = 12.0, 0.8, 0.1
 
 
 def read(*, held_out: float = 0.25, seed: int = 0) -> LabelledImages:
-    """Read the scans as bytes, from 0 without ink to 255.
-
-    Args:
-        held_out: share of the images to hold out.
-        seed: seed of the split.
-    """
+    """Read the scans as bytes, from 0 without ink to 255."""
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / DARKEST)).astype(np.uint8)[..., None]
     labels = bunch.target.astype(np.int64)

@@ -15,11 +15,6 @@ def read(*, pairs: int, held_out: int = 1000, seed: int = 0) -> Pairs:
     """Generate the pairs, the same ones each time; no set contains a pair twice.
 
     A smaller number of pairs is a prefix of a larger one.
-
-    Args:
-        pairs: number of training pairs.
-        held_out: pairs per held-out set.
-        seed: seed of the sentences.
     """
     seen, unseen = templates()
     train = distinct(sentences(f"train {seed}", seen), pairs)

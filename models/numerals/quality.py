@@ -17,12 +17,8 @@ def nearest_translations(
 ) -> list[str]:
     """Baseline: for each source, the translation of the most similar training source.
 
-    Similarity is the cosine of TF-IDF vectors of words and word pairs.
-
-    Args:
-        known: training pairs.
-        sources: sources to translate.
-        at_once: sources compared at once, to limit memory.
+    Similarity is the cosine of TF-IDF vectors of words and word pairs. To limit memory, `at_once`
+    sources are compared together.
     """
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+", dtype=np.float32)
     table = vectorizer.fit_transform([source for source, _ in known]).T.tocsr()

@@ -10,12 +10,7 @@ from ortolan.modeling.training import Texts
 
 
 def read(*, held_out: tuple[str, ...], exclude: tuple[str, ...] = ()) -> Texts:
-    """Read the standard library of the running Python, sorted by path.
-
-    Args:
-        held_out: folders to hold out.
-        exclude: glob patterns of files to leave out.
-    """
+    """Read the standard library of the running Python, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     train: list[str] = []
     measured: list[str] = []

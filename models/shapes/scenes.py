@@ -51,12 +51,7 @@ class Example(NamedTuple):
 
 
 def scene(random: np.random.Generator, *, unseen: bool | None = False) -> list[Item]:
-    """Place shapes.
-
-    Args:
-        random: source of chance.
-        unseen: with a pair that training never shows, without one, or None for either.
-    """
+    """Place shapes: with a pair that training never shows, without one, or (None) either."""
     while True:
         cells = random.permutation(9)[: random.integers(2, 6)]
         items = [

@@ -41,10 +41,8 @@ LEAST_WINDOW = 8
 class MaskedLanguageModelTask(Task):
     """An encoder learns to guess hidden tokens; its figure is the share of correct guesses.
 
-    Args:
-        hidden: share of the tokens to hide.
-        shortest: tokens of the first windows, which double to `sequence_length` in equal parts of
-            the training; None for `sequence_length` throughout.
+    The first windows have `shortest` tokens, which double to `sequence_length` in equal parts of
+    the training.
     """
 
     module: EncoderModel
@@ -185,9 +183,6 @@ def growing(shortest: int, longest: int) -> list[int]:
 
     Short windows come first: with few tokens to attend to, a model soon learns to attend to near
     ones. Devlin et al. (2019) do the same to save time.
-
-    Raises:
-        RecipeError: doubling misses the longest.
     """
     lengths = [shortest]
     while lengths[-1] < longest:

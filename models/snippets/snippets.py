@@ -66,12 +66,7 @@ MOST_HELD_OUT = 75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """Adjacent lines of a file.
-
-    Attributes:
-        label: index into `PACKAGES`.
-        file: path below the standard library.
-    """
+    """Adjacent lines of a file, and the index of its package in `PACKAGES`."""
 
     text: str
     label: int
@@ -80,12 +75,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippets:
-    """Labeled snippets, and whole files without labels.
-
-    Attributes:
-        texts: files that are not held out, of any package or none, without blank lines.
-        held_out_texts: files that `held_out` comes from.
-    """
+    """Labeled snippets, and whole files of any package or none, without blank lines."""
 
     train: tuple[Snippet, ...]
     held_out: tuple[Snippet, ...]
@@ -97,13 +87,6 @@ def read_snippets(*, exclude: tuple[str, ...] = (), seed: int = 0) -> Snippets:
     """Read and split the standard library of the running Python.
 
     No file is on both sides of the split.
-
-    Args:
-        exclude: glob patterns of files to leave out.
-        seed: seed of the split.
-
-    Raises:
-        RecipeError: a package has fewer than two files.
     """
     files = dict(_files(exclude))
     by_package: defaultdict[str, list[str]] = defaultdict(list)

@@ -12,14 +12,7 @@ SYMBOLS = "abcdefgh"
 
 
 def read(*, longest: int = 10, texts: int = 60_000, held_out: int = 500, seed: int = 0) -> Answers:
-    """Training texts of all lengths, and two held-out sets.
-
-    Args:
-        longest: symbols of the longest training prompt; `double` has twice as many.
-        texts: number of training texts.
-        held_out: texts per held-out set.
-        seed: seed of the random symbols.
-    """
+    """Training texts of up to `longest` symbols, and two held-out sets, `double` twice as long."""
     rng = random.Random(seed)
     measured = {
         "trained": [_text(rng, 1, longest) for _ in range(held_out)],

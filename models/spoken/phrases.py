@@ -69,14 +69,7 @@ def is_held_out(phrase: str) -> bool:
 
 
 def speak(text: str, *, voice: str, speed: int, pitch: int) -> NDArray[np.float32]:
-    """Synthesize a phrase.
-
-    Args:
-        text: to speak.
-        voice: of espeak-ng.
-        speed: in words a minute.
-        pitch: from 0 to 99.
-    """
+    """Synthesize a phrase; the speed is in words a minute, the pitch from 0 to 99."""
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", text]
     data = subprocess.run(command, capture_output=True, check=True).stdout
     samples, rate = soundfile.read(io.BytesIO(_whole(data)), dtype="float32")

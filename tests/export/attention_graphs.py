@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.ops import Heads, cached_attention, shared_attention
 from ortolan.modeling.layers.positions import rotary_tables
 from ortolan.modeling.layers.scores import Relative

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto
 from tests.export.attention_graphs import Arrays, Run, Values, graph_of
 
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.ops import attention
 from ortolan.modeling.layers.positions import rotary_tables
 from ortolan.modeling.layers.scores import Relative, window_bias
@@ -88,7 +88,7 @@ def arrays_of(kind: Kind) -> Arrays:
 
 
 def graph(kind: Kind) -> ModelProto:
-    """What `modeling.lowering` emits for this kind of attention."""
+    """What `modeling.layers.nodes` emits for this kind of attention."""
     types: dict[Any, int] = {np.dtype("f"): TensorProto.FLOAT, np.dtype("i"): TensorProto.INT32}
     inputs: Values = {n: (types[array.dtype], array.shape) for n, array in arrays_of(kind).items()}
     outputs: Values = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ortolan.export.source.transformers.private import has_usual_gate, register_experts
 from ortolan.modeling.config import MixtureConfig
-from ortolan.modeling.layers import lowering
+from ortolan.modeling.layers import nodes
 from ortolan.modeling.weights import Weights
 
 NAME = "ortolan"
@@ -91,7 +91,7 @@ def _node(experts: Any, x_TE: Tensor, weights_TN: Tensor, chosen: int) -> Tensor
         per_token=min(chosen, weights_TN.shape[1]),
         intermediate_size=experts.down_proj.shape[2],
     )
-    out = lowering.mixture(
+    out = nodes.mixture(
         x_TE[None],
         weights_TN.clamp(min=_LEAST).log(),
         (getattr(experts, INTERLEAVED), None),

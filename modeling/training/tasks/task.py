@@ -23,13 +23,8 @@ IGNORED = -100
 class Task(ABC):
     """One objective on one data set.
 
-    The constructor gets the recipe, its folder and the task's options. It reads the data and writes
-    nothing.
-
-    Attributes:
-        recipe: the recipe's table `[training]`.
-        module: the model; training changes its parameters in place.
-        data: data to learn from and to measure on.
+    The constructor gets the recipe, its folder and the task's options. It reads the data, sets the
+    attributes below, and writes nothing. Training changes the parameters of `module` in place.
     """
 
     recipe: OptimizerRecipe

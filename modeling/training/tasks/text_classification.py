@@ -29,9 +29,8 @@ from ortolan.modeling.training.tokenizer import padded
 class TextClassificationTask(Task):
     """An encoder learns the labels of texts; its figure is the accuracy.
 
-    Args:
-        start: checkpoint folder to start from, relative to the recipe; None for random weights.
-        hidden: share of the tokens to hide at random, so that no single token decides.
+    It begins with the weights of the checkpoint `start`, if any. A share of the tokens is `hidden`
+    at random, so that no single token decides.
     """
 
     module: EncoderModel

@@ -40,10 +40,7 @@ def _held_out_within(least: int, most: int) -> range:
 class Draw:
     """Random choices for a sentence, and the numbers it contains.
 
-    Attributes:
-        rng: source of randomness.
-        prefers_held_out: choose numbers that training never sees, where possible.
-        numbers: numbers drawn so far.
+    With `prefers_held_out`, they are numbers that training never sees, where possible.
     """
 
     rng: random.Random

@@ -66,10 +66,7 @@ def templates() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def sentences(seed: str, names: tuple[str, ...], *, held_out: bool = False) -> Iterator[Pair]:
     """Yield sentences of templates forever.
 
-    Args:
-        seed: seed of all choices.
-        names: names of the templates.
-        held_out: every sentence has a number that training never sees; otherwise none has.
+    If `held_out`, each has a number that training never sees; otherwise none has.
     """
     rng = random.Random(seed)
     joined = tuple(name for name in names if " " in name)

@@ -21,7 +21,7 @@ from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.scheme import Scheme
 from ortolan.export.weights.int8_cache import reach_of_keys
 from ortolan.modeling.config import RotaryPositions
-from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.positions import rotary_tables
 from ortolan.modeling.layers.rotation import rotate
 from ortolan.runtime.bundle.manifest import State

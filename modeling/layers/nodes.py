@@ -55,10 +55,6 @@ OPSET = 24
 def fits_kernel(spec: AttentionConfig, *, rotated: int) -> bool:
     """Whether the GroupQueryAttention kernel supports a layer's self-attention.
 
-    Args:
-        spec: attention of the layer.
-        rotated: rotated channels per head; 0 without rotary positions.
-
     Source: com.microsoft.GroupQueryAttention, version 1, as onnxruntime 1.31 checks it on the CPU.
     """
     if spec.value_width != spec.head_dim:
