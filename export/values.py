@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -12,14 +11,6 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
     name, new.shape, new.type = old.name, old.shape, old.type
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
-
-
-def insert_constant(graph: ir.Graph, before: ir.Node, values: NDArray[np.integer]) -> ir.Value:
-    """A constant node in front of another node."""
-    tensor = ir.tensor(values)
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
-    graph.insert_before(before, node)
-    return node.outputs[0]
 
 
 def add_initializer(

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.passes.nodes import insert_node
+from ortolan.export.passes.nodes import Insert
 
 _TOTAL, _BIAS = 6, 10
 """Places of the node's inputs."""
@@ -66,22 +66,11 @@ def _bias(
     graph: ir.Graph, before: ir.Node, total: ir.Value, window: int, dtype: np.dtype[Any]
 ) -> ir.Value:
     """The bias of a window."""
-
-    def constant(numbers: int | list[int]) -> ir.Value:
-        value = ir.tensor(np.array(numbers, np.int64))
-        return insert_node(graph, before, "Constant", [], {"value": value})
-
-    zero, one = constant(0), constant(1)
-    shape = insert_node(graph, before, "Shape", [before.inputs[0]], {"start": 1, "end": 2})
-    count = insert_node(graph, before, "Squeeze", [shape])
-    end = insert_node(graph, before, "Cast", [total], {"to": ir.DataType.INT64})
-    first = insert_node(graph, before, "Sub", [end, count])
-    queries_S = insert_node(graph, before, "Range", [first, end, one])
-    nearest_S = insert_node(graph, before, "Sub", [queries_S, constant(window - 1)])
-    nearest_S1 = insert_node(graph, before, "Unsqueeze", [nearest_S, constant([1])])
-    places_T = insert_node(graph, before, "Range", [zero, end, one])
-    far_ST = insert_node(graph, before, "Less", [places_T, nearest_S1])
-    values = (ir.tensor(np.array(number, dtype)) for number in (-np.inf, 0.0))
-    numbers = [insert_node(graph, before, "Constant", [], {"value": own}) for own in values]
-    bias_ST = insert_node(graph, before, "Where", [far_ST, *numbers])
-    return insert_node(graph, before, "Unsqueeze", [bias_ST, constant([0, 1])])
+    new = Insert(graph, before)
+    count = new.Squeeze(new.Shape(before.inputs[0], start=1, end=2))
+    end = new.Cast(total, to=ir.DataType.INT64)
+    queries_S = new.Range(new.Sub(end, count), end, 1)
+    nearest_S1 = new.Unsqueeze(new.Sub(queries_S, window - 1), [1])
+    far_ST = new.Less(new.Range(0, end, 1), nearest_S1)
+    bias_ST = new.Where(far_ST, np.array(-np.inf, dtype), np.array(0.0, dtype))
+    return new.Unsqueeze(bias_ST, [0, 1])

@@ -5,11 +5,10 @@ Spec: ai.onnx Reshape, version 14 and later.
 
 from itertools import zip_longest
 
-import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import NodePass, axes_of
-from ortolan.export.values import insert_constant, producer
+from ortolan.export.passes.nodes import Insert, NodePass, axes_of
+from ortolan.export.values import producer
 
 
 class DropReshapes(NodePass):
@@ -50,6 +49,6 @@ class DropReshapes(NodePass):
         if numbers.count(-1) > 1 or 0 in [axis for axis in after if isinstance(axis, int)]:
             return modified  # Case 4
         # Case 3
-        node.replace_input_with(1, insert_constant(graph, node, np.array(numbers)))
+        node.replace_input_with(1, Insert(graph, node).constant(numbers))
         node.attributes.pop("allowzero", None)
         return True

@@ -11,7 +11,7 @@ from onnxscript.rewriter import RewriteRuleSet
 from onnxscript.rewriter.rules import common as rules
 from torch import Tensor
 
-from ortolan.export.passes.nodes import insert_node
+from ortolan.export.passes.nodes import Insert
 
 LARGEST = 64
 """Elements of a constant that is written into the graph itself."""
@@ -103,7 +103,7 @@ class InlineConstants(ir.passes.InPlacePass):
             tensor = value.const_value
             if tensor is None or len(tensor.shape) > 1 or tensor.size > LARGEST:
                 continue
-            constant = insert_node(graph, graph[0], "Constant", [], {"value": tensor})
+            constant = Insert(graph, graph[0]).Constant(value=tensor)
             del graph.initializers[name]
             constant.shape, constant.type = value.shape, value.type
             value.replace_all_uses_with(constant, replace_graph_outputs=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -10,12 +11,10 @@ from ortolan.export.errors import OptionError
 from ortolan.export.passes.both_ways import BothWays
 from ortolan.export.passes.plain_attention import PlainAttention
 from ortolan.export.passes.quantize_experts import QuantizeExperts
-from ortolan.export.passes.quantize_portable import QuantizeForWeb, QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.passes.rotate_stream import RotateStream
 from ortolan.export.passes.rules import plain_convolutions, plain_products
-from ortolan.export.passes.weight_readers import QuantizeReaders
 from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Plan
@@ -53,9 +52,11 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
     # A weight that only integer products read needs no low-bit codes.
     read = {name for model in models for name in model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
-    rewrite = _rewrite(plan)(schemes)
+    form: Literal["fused", "portable", "web"] = "web" if plan.device == "web" else "fused"
+    if plan.options.attention == "portable":
+        form = "portable"
     for model in models:
-        rewrite(model)
+        QuantizeWeights(schemes, form)(model)
         QuantizeExperts(schemes)(model)
         if plan.is_for_webgpu:
             PlainAttention("webgpu")(model)
@@ -64,13 +65,6 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         elif plan.device == "cuda" and plan.options.attention == "fused":
             PlainAttention("cuda")(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
-
-
-def _rewrite(plan: Plan) -> type[QuantizeReaders]:
-    """The pass that reads low-bit weights."""
-    if plan.options.attention == "portable":
-        return QuantizePortable
-    return QuantizeForWeb if plan.device == "web" else QuantizeWeights
 
 
 def _quantize_products(

@@ -1,6 +1,6 @@
 """Shared by passes: a walk over the nodes of some operators, and the insertion of new ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,8 +66,11 @@ def rule(
     return lambda rewrite: Rule(rewrite, operators, writes_contrib)
 
 
-Operand = ir.Value | int | float | list[int] | NDArray[Any] | None
-"""An input of a new node. Numbers become constants: int64, or float32 for a Python float."""
+Numbers = int | float | list[int] | NDArray[Any]
+"""A constant: int64, or float32 for a Python float."""
+
+Operand = ir.Value | Numbers | None
+"""An input of a new node; numbers become constants."""
 
 
 class Insert:
@@ -92,7 +95,10 @@ class Insert:
         self, operator: str, outputs: int, *inputs: Operand, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
         """Insert a node with this many outputs."""
-        values = [self._value(operand) for operand in inputs]
+        values = [
+            operand if operand is None or isinstance(operand, ir.Value) else self.constant(operand)
+            for operand in inputs
+        ]
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=outputs)
         if self._before is None:
             self._graph.append(node)
@@ -100,27 +106,11 @@ class Insert:
             self._graph.insert_before(self._before, node)
         return node.outputs
 
-    def _value(self, operand: Operand) -> ir.Value | None:
-        if operand is None or isinstance(operand, ir.Value):
-            return operand
-        if not isinstance(operand, np.ndarray):
-            operand = np.array(operand, np.float32 if isinstance(operand, float) else np.int64)
-        return self.Constant(value=ir.tensor(operand))
-
-
-def insert_node(
-    graph: ir.Graph,
-    before: ir.Node,
-    operator: str,
-    inputs: Sequence[ir.Value | None],
-    attributes: Mapping[str, Any] | None = None,
-    *,
-    domain: str = "",
-) -> ir.Value:
-    """Insert a node with one output, and return that."""
-    node = ir.node(operator, inputs, attributes, domain=domain)
-    graph.insert_before(before, node)
-    return node.outputs[0]
+    def constant(self, numbers: Numbers) -> ir.Value:
+        """Insert a constant."""
+        if not isinstance(numbers, np.ndarray):
+            numbers = np.array(numbers, np.float32 if isinstance(numbers, float) else np.int64)
+        return self.Constant(value=ir.tensor(numbers))
 
 
 def replace_node(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:

@@ -7,13 +7,11 @@ docs/ContribOperators.md).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.derived import derive
-from ortolan.export.passes.nodes import CONTRIB, NodePass
+from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass
 from ortolan.export.values import (
-    insert_constant,
     is_weight,
     only_user,
     replace_value,
@@ -102,28 +100,23 @@ def _join(graph: ir.Graph, parts: Sequence[_Projection], biases: Sequence[ir.Val
     """Insert one product with the rows of all, `(B, S, N)`, in the place of the first."""
     first = _first_product(graph, parts)
     weight = derive(graph, [part.weight for part in parts])
-    inputs = [parts[0].product.inputs[0], weight]
-    nodes = [ir.node("FusedMatMul", inputs, {"transB": 1}, domain=CONTRIB)]
+    new, like = Insert(graph, first), parts[0].out
+    outs = [new.FusedMatMul(parts[0].product.inputs[0], weight, transB=1, domain=CONTRIB)]
     if biases:
-        nodes.append(ir.node("Add", [nodes[0].outputs[0], derive(graph, biases)]))
-    like = parts[0].out
-    for node in nodes:
-        graph.insert_before(first, node)
-        (out,) = node.outputs
+        outs.append(new.Add(outs[0], derive(graph, biases)))
+    for out in outs:
         out.type = like.type
         if like.shape is not None:
             out.shape = ir.Shape([*like.shape[:-1], static_shape(weight)[0]])
-    return nodes[-1].outputs[0]
+    return outs[-1]
 
 
 def _split(graph: ir.Graph, packed: ir.Value, parts: Sequence[_Projection]) -> None:
     """Give the readers of each product its rows of the joined one."""
     first = _first_product(graph, parts)
-    rows = np.array([static_shape(part.weight)[0] for part in parts])
-    sizes = insert_constant(graph, first, rows)
-    split = ir.node("Split", [packed, sizes], {"axis": -1}, num_outputs=3)
-    graph.insert_before(first, split)
-    for part, out in zip(parts, split.outputs, strict=True):
+    rows = [static_shape(part.weight)[0] for part in parts]
+    outs = Insert(graph, first).several("Split", 3, packed, rows, axis=-1)
+    for part, out in zip(parts, outs, strict=True):
         replace_value(part.out, out)
 
 

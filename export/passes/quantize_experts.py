@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node, replace_node
+from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass, replace_node
 from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS, CODES, SCALES, ZEROS
 from ortolan.export.quantize.schemes import EXPERT_INPUTS
 from ortolan.export.scheme import Scheme
@@ -46,8 +46,7 @@ class QuantizeExperts(NodePass):
         if zeros is not None:
             inputs += [None, None, None, zeros, other_zeros]
         attributes = {**node.attributes, **_attributes(scheme, type_of(first))}
-        quantized = insert_node(graph, node, "QMoE", inputs, attributes, domain=CONTRIB)
-        replace_node(graph, node, quantized)
+        replace_node(graph, node, Insert(graph, node).QMoE(*inputs, domain=CONTRIB, **attributes))
         for weight in (first, second):
             if not weight.uses():
                 del graph.initializers[str(weight.name)]

@@ -10,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.derived import keep_recipes
-from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node
+from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass
 from ortolan.export.values import (
     add_constant,
     add_initializer,
-    insert_constant,
     replace_value,
     static_shape,
 )
@@ -68,9 +67,10 @@ class QuantizeProducts(NodePass):
             add_initializer(graph, f"{name}{CHANNEL_SCALES}", ir.DataType.FLOAT, (rows,)),
             middle,
         ]
-        product = insert_node(graph, node, "MatMulIntegerToFloat", inputs, domain=CONTRIB)
+        new = Insert(graph, node)
+        product = new.MatMulIntegerToFloat(*inputs, domain=CONTRIB)
         product.shape, product.type = node.outputs[0].shape, node.outputs[0].type
-        replace_value(node.outputs[0], insert_node(graph, node, "Mul", [product, reach]))
+        replace_value(node.outputs[0], new.Mul(product, reach))
         graph.remove(node, safe=True)
         if not weight.uses():
             del graph.initializers[name]
@@ -79,13 +79,11 @@ class QuantizeProducts(NodePass):
 
 def _codes(graph: ir.Graph, before: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Codes of x `(..., K)`, and the largest magnitude of each row `(..., 1)`."""
-    last = insert_constant(graph, before, np.array([-1]))
+    new = Insert(graph, before)
+    last = new.constant([-1])
     smallest = add_constant(graph, "smallest_reach", np.array(_SMALLEST, np.float32))
-    sizes = insert_node(graph, before, "Abs", [x])
-    largest = insert_node(graph, before, "ReduceMax", [sizes, last], {"keepdims": 1})
-    reach = insert_node(graph, before, "Max", [largest, smallest])
-    divided = insert_node(graph, before, "Div", [x, reach])
-    return insert_node(graph, before, "QuantizeLinear", [divided, *_grid(graph)]), reach
+    reach = new.Max(new.ReduceMax(new.Abs(x), last, keepdims=1), smallest)
+    return new.QuantizeLinear(new.Div(x, reach), *_grid(graph)), reach
 
 
 def _grid(graph: ir.Graph) -> list[ir.Value]:

@@ -1,16 +1,20 @@
 """Read low-bit weights in products and look-ups.
 
 Spec: com.microsoft.MatMulNBits and com.microsoft.GatherBlockQuantized, version 1 (onnxruntime,
-docs/ContribOperators.md).
+docs/ContribOperators.md); ai.onnx DequantizeLinear, version 21 and later, blocked. onnxruntime
+replaces a DequantizeLinear whose only reader is a MatMul with the kernel of MatMulNBits.
+
+Shape letters: N rows of a weight, K its columns, G groups of a row.
 """
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Literal
+
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, insert_node
-from ortolan.export.passes.weight_readers import QuantizeReaders
+from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass, replace_node
 from ortolan.export.scheme import Scheme
-from ortolan.export.values import add_initializer, insert_constant, static_shape, type_of
+from ortolan.export.values import add_initializer, static_shape, type_of
 
 ACCURACY_LEVELS = {ir.DataType.FLOAT: 4}
 """Accuracy level by the type of the activations. Level 4 rounds float32 to 8 bits, because the CPU
@@ -19,12 +23,26 @@ has no other fast kernels for 8-bit weights. 16-bit types are for GPUs, which ha
 CODES, TABLE, SCALES, ZEROS, MINIMUMS = ".codes", ".table", ".scales", ".zeros", ".minimums"
 """Suffixes of the initializers that replace a weight. `.table` is `.codes` in another shape."""
 
+COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"
+"""Suffixes of those of a portable product: `(K, N)`, `(G, N)` and `(G, N)`."""
+
+ROWS, ROW_SCALES, ROW_ZEROS = ".rows", ".row_scales", ".row_zeros"
+"""Suffixes of those of a portable look-up, one byte a value: `(N, K)`, `(N, G)` and `(N, G)`."""
+
+DTYPES = {
+    (4, True): ir.DataType.INT4,
+    (4, False): ir.DataType.UINT4,
+    (8, True): ir.DataType.INT8,
+    (8, False): ir.DataType.UINT8,
+}
+"""Types of portable codes by bits and symmetry: without zero points, they are signed."""
+
 _SUMMED = "ortolan.summed"
 """Key of the group size in the metadata of a node that splits its input into groups to sum. It is
 never written to a file."""
 
 
-class QuantizeWeights(QuantizeReaders):
+class QuantizeWeights(NodePass):
     """Give every reader of a low-bit weight codes, scales and any zero points.
 
     Case 1: FusedMatMul(x, w, transB=1) becomes MatMulNBits.
@@ -37,69 +55,93 @@ class QuantizeWeights(QuantizeReaders):
 
             x -> MatMulNBits -----------------------> Add -> y
               -> Reshape -> ReduceSum -> MatMul(m) -/
+
+    Case 6: portable or for the web, FusedMatMul(x, w, transB=1) becomes
+        MatMul(x, DequantizeLinear(columns of w)).
+    Case 7: portable, Gather(w, ids) becomes DequantizeLinear of the gathered rows and scales. No
+        runtime gathers half bytes, so a 4-bit code takes one byte.
+
+    A weight that loses its last reader is dropped.
     """
 
-    writes_contrib = True
+    operators = ("FusedMatMul", "Gather")
 
-    def _product(
-        self, graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme
-    ) -> ir.Value:
-        rows, columns = static_shape(weight)
-        shape = (rows, scheme.groups(columns), scheme.group * scheme.bits // 8)
-        codes = add_initializer(graph, f"{weight.name}{CODES}", ir.DataType.UINT8, shape)
-        attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.group}
-        if type_of(weight) in ACCURACY_LEVELS:
-            attributes["accuracy_level"] = ACCURACY_LEVELS[type_of(weight)]
-        x, inputs = node.inputs[0], [codes, *_grid(graph, weight, scheme)]
-        product = ir.node("MatMulNBits", [x, *inputs], attributes, domain=CONTRIB)
-        graph.insert_before(node, product)
-        if not scheme.minimums or x is None:
-            return product.outputs[0]
-        # Case 5
-        groups = scheme.groups(columns)
-        name = f"{weight.name}{MINIMUMS}"
-        minimums = add_initializer(graph, name, type_of(weight), (groups, rows))
-        sums = _group_sums(graph, product, x, groups, scheme.group)
-        share = insert_node(graph, node, "MatMul", [sums, minimums])
-        return insert_node(graph, node, "Add", [product.outputs[0], share])
+    def __init__(
+        self, plan: Mapping[str, Scheme], form: Literal["fused", "portable", "web"] = "fused"
+    ) -> None:
+        self.plan, self.writes_contrib = plan, form != "portable"
+        self._product = _product if form == "fused" else _portable_product
+        self._look_up = _portable_look_up if form == "portable" else _look_up
 
-    def _look_up(
-        self, graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme
-    ) -> ir.Value:
-        rows, columns = static_shape(weight)
-        width = scheme.groups(columns) * scheme.group
-        shape = (rows, width * scheme.bits // 8)
-        table = add_initializer(graph, f"{weight.name}{TABLE}", ir.DataType.UINT8, shape)
-        inputs = [table, node.inputs[1], *_grid(graph, weight, scheme)]
-        attributes = {
-            "bits": scheme.bits,
-            "block_size": scheme.group,
-            "gather_axis": 0,
-            "quantize_axis": 1,
-        }
-        gathered = insert_node(
-            graph, node, "GatherBlockQuantized", inputs, attributes, domain=CONTRIB
-        )
-        if width == columns:
-            return gathered
-        # Case 3
-        bounds = [insert_constant(graph, node, np.array([value])) for value in (0, columns, -1)]
-        return insert_node(graph, node, "Slice", [gathered, *bounds])
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        place, lower = (1, self._product) if node.op_type == "FusedMatMul" else (0, self._look_up)
+        weight = node.inputs[place]
+        name = None if weight is None else weight.name
+        if weight is None or name is None or name not in self.plan:
+            return False  # Case 4
+        replace_node(graph, node, lower(graph, node, weight, self.plan[name]))
+        if not weight.uses():
+            del graph.initializers[name]
+        return True
 
 
-def _group_sums(graph: ir.Graph, before: ir.Node, x: ir.Value, groups: int, group: int) -> ir.Value:
+def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    new, x, name, dtype = Insert(graph, node), node.inputs[0], weight.name, type_of(weight)
+    rows, columns = static_shape(weight)
+    groups = scheme.groups(columns)
+    shape = (rows, groups, scheme.group * scheme.bits // 8)
+    codes = add_initializer(graph, f"{name}{CODES}", ir.DataType.UINT8, shape)
+    attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.group}
+    if dtype in ACCURACY_LEVELS:
+        attributes["accuracy_level"] = ACCURACY_LEVELS[dtype]
+    inputs = [x, codes, *_grid(graph, weight, scheme)]
+    product = new.MatMulNBits(*inputs, domain=CONTRIB, **attributes)
+    if not scheme.minimums or x is None:
+        return product
+    # Case 5
+    minimums = add_initializer(graph, f"{name}{MINIMUMS}", dtype, (groups, rows))
+    sums = _group_sums(Insert(graph, product.producer()), x, groups, scheme.group)
+    return new.Add(product, new.MatMul(sums, minimums))
+
+
+def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    rows, columns = static_shape(weight)
+    width = scheme.groups(columns) * scheme.group
+    shape = (rows, width * scheme.bits // 8)
+    table = add_initializer(graph, f"{weight.name}{TABLE}", ir.DataType.UINT8, shape)
+    new, inputs = Insert(graph, node), [table, node.inputs[1], *_grid(graph, weight, scheme)]
+    axes = {"gather_axis": 0, "quantize_axis": 1}
+    gathered = new.GatherBlockQuantized(
+        *inputs, domain=CONTRIB, bits=scheme.bits, block_size=scheme.group, **axes
+    )
+    # Case 3
+    return gathered if width == columns else new.Slice(gathered, [0], [columns], [-1])
+
+
+def _portable_product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    new, stored = Insert(graph, node), _stored(graph, weight, scheme, by_row=False)
+    wide = new.DequantizeLinear(*stored, axis=0, block_size=scheme.group)
+    return new.MatMul(node.inputs[0], wide)
+
+
+def _portable_look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    new, stored = Insert(graph, node), _stored(graph, weight, scheme, by_row=True)
+    gathered = [new.Gather(table, node.inputs[1]) for table in stored]
+    return new.DequantizeLinear(*gathered, axis=2, block_size=scheme.group)
+
+
+def _group_sums(new: Insert, x: ir.Value, groups: int, group: int) -> ir.Value:
     """The sums of `(..., K)` over its groups, `(..., G)`, shared by all products of x."""
     for user in x.consumers():
         if user.meta.get(_SUMMED) == group:
             (total,) = user.outputs[0].consumers()
             return total.outputs[0]
     axes = 3 if x.shape is None else len(x.shape)
-    shape = insert_constant(graph, before, np.array([0] * (axes - 1) + [groups, group]))
-    split = ir.node("Reshape", [x, shape])
-    split.meta[_SUMMED] = group
-    last = insert_constant(graph, before, np.array([-1]))
-    graph.insert_before(before, split)
-    return insert_node(graph, before, "ReduceSum", [split.outputs[0], last], {"keepdims": 0})
+    shape, last = new.constant([0] * (axes - 1) + [groups, group]), new.constant([-1])
+    split = new.Reshape(x, shape)
+    if (node := split.producer()) is not None:
+        node.meta[_SUMMED] = group
+    return new.ReduceSum(split, last, keepdims=0)
 
 
 def _grid(graph: ir.Graph, weight: ir.Value, scheme: Scheme) -> list[ir.Value]:
@@ -113,3 +155,20 @@ def _grid(graph: ir.Graph, weight: ir.Value, scheme: Scheme) -> list[ir.Value]:
     packed = -(-groups * scheme.bits // 8)
     zeros = add_initializer(graph, f"{name}{ZEROS}", ir.DataType.UINT8, (rows, packed))
     return [scales, zeros]
+
+
+def _stored(graph: ir.Graph, weight: ir.Value, scheme: Scheme, *, by_row: bool) -> list[ir.Value]:
+    """Codes, scales and any zero points of a portable weight."""
+    rows, columns = static_shape(weight)
+    shape, grid = (rows, columns), (rows, scheme.groups(columns))
+    suffixes, bits = (ROWS, ROW_SCALES, ROW_ZEROS), 8
+    if not by_row:
+        shape, grid = shape[::-1], grid[::-1]
+        suffixes, bits = (COLUMNS, COLUMN_SCALES, COLUMN_ZEROS), scheme.bits
+    codes, scales, zeros = (f"{weight.name}{suffix}" for suffix in suffixes)
+    dtype = DTYPES[bits, scheme.symmetric]
+    stored = [
+        add_initializer(graph, codes, dtype, shape),
+        add_initializer(graph, scales, type_of(weight), grid),
+    ]
+    return stored if scheme.symmetric else [*stored, add_initializer(graph, zeros, dtype, grid)]

@@ -6,13 +6,12 @@ kernel accepts what `modeling.layers.nodes.fits_kernel` says.
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import insert_node
+from ortolan.export.passes.nodes import Insert
 from ortolan.export.passes.rotations import Reading, Rotation, read_map
 from ortolan.export.passes.token_maps import TokenMap, TokenMaps
-from ortolan.export.values import add_initializer, insert_constant
+from ortolan.export.values import add_initializer
 
 _QUERY, _KEY, _VALUE = 0, 1, 2
 _COS, _SIN = 7, 8
@@ -153,13 +152,12 @@ def _channels(
     operand, value, width = node.inputs[place], vectors.start, _width(node, place)
     if operand is None or value.shape is None:
         return operand
+    new = Insert(graph, node)
     if len(value.shape) != 3:
-        flat = insert_constant(graph, node, np.array([0, 0, vectors.width]))
-        value = insert_node(graph, node, "Reshape", [value, flat])
+        value = new.Reshape(value, [0, 0, vectors.width])
         _describe(value, operand, vectors.width)
     if width < vectors.width:
-        bounds = [insert_constant(graph, node, np.array([n])) for n in (first, first + width, -1)]
-        value = insert_node(graph, node, "Slice", [value, *bounds])
+        value = new.Slice(value, [first], [first + width], [-1])
         _describe(value, operand, width)
     return value
 

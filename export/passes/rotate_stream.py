@@ -11,11 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.derived import Side, derive_rotated
-from ortolan.export.passes.nodes import insert_node
+from ortolan.export.passes.nodes import Insert
 from ortolan.export.rotation import rotation
 from ortolan.export.values import (
     add_constant,
-    insert_constant,
     is_weight,
     name_of,
     number,
@@ -237,11 +236,10 @@ def _next(graph: ir.Graph, value: ir.Value) -> ir.Node:
 
 def _enter(graph: ir.Graph, entry: ir.Value, width: int) -> None:
     """Rotate the entry of the stream."""
-    first = _next(graph, entry)
+    new = Insert(graph, _next(graph, entry))
     readers = [(use.node, use.idx) for use in entry.uses()]
     signs = add_constant(graph, f"signs_{width}", rotation(width).signs.numpy())
-    signed = insert_node(graph, first, "Mul", [entry, signs])
-    turned = _mixed(graph, first, signed, width)
+    turned = _mixed(graph, new, new.Mul(entry, signs), width)
     turned.shape, turned.type = entry.shape, entry.type
     for reader, place in readers:
         reader.replace_input_with(place, turned)
@@ -251,24 +249,21 @@ def _leave(graph: ir.Graph, norm: ir.Node, gain: ir.Value | None, width: int) ->
     """Rotate a norm back, and multiply by its gain."""
     out = norm.outputs[0]
     readers = [(use.node, use.idx) for use in out.uses()]
-    after = _next(graph, out)
+    new = Insert(graph, _next(graph, out))
     signs = add_constant(graph, f"signs_{width}", rotation(width).signs.numpy())
-    straight = insert_node(graph, after, "Mul", [_mixed(graph, after, out, width), signs])
-    whole = insert_node(graph, after, "Mul", [straight, gain])
+    straight = new.Mul(_mixed(graph, new, out, width), signs)
+    whole = new.Mul(straight, gain)
     whole.shape, whole.type = out.shape, out.type
     for reader, place in readers:
         reader.replace_input_with(place, whole)
 
 
-def _mixed(graph: ir.Graph, before: ir.Node, x: ir.Value, width: int) -> ir.Value:
+def _mixed(graph: ir.Graph, new: Insert, x: ir.Value, width: int) -> ir.Value:
     """The product of x, `(B, S, K)`, and A ⊗ B."""
     _, left, right = rotation(width)
     factors = [
         add_constant(graph, f"hartley_{len(factor)}", factor.numpy()) for factor in (left, right)
     ]
-    split = insert_constant(graph, before, np.array([0, 0, len(left), len(right)]))
-    joined = insert_constant(graph, before, np.array([0, 0, width]))
-    tiles = insert_node(graph, before, "Reshape", [x, split])
-    tiles = insert_node(graph, before, "MatMul", [tiles, factors[1]])
-    tiles = insert_node(graph, before, "MatMul", [factors[0], tiles])
-    return insert_node(graph, before, "Reshape", [tiles, joined])
+    split, joined = new.constant([0, 0, len(left), len(right)]), new.constant([0, 0, width])
+    tiles = new.MatMul(new.Reshape(x, split), factors[1])
+    return new.Reshape(new.MatMul(factors[0], tiles), joined)

@@ -11,9 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.derived import derive
-from ortolan.export.passes.nodes import CONTRIB, insert_node, replace_node, rule
+from ortolan.export.passes.nodes import CONTRIB, Insert, replace_node, rule
 from ortolan.export.values import (
-    insert_constant,
     is_weight,
     number,
     only_user,
@@ -45,7 +44,7 @@ def fold_casts(graph: ir.Graph, node: ir.Node) -> bool:
     if tensor is None or tensor.size > LARGEST or dtype is None:
         return False  # Case 2
     cast = ir.tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype)
-    replace_node(graph, node, insert_node(graph, node, "Constant", [], {"value": cast}))
+    replace_node(graph, node, Insert(graph, node).Constant(value=cast))
     return True
 
 
@@ -79,7 +78,7 @@ def fold_offsets(graph: ir.Graph, node: ir.Node) -> bool:
         graph.remove(node, safe=True)
     else:
         # Case 2
-        replace_node(graph, node, insert_node(graph, node, "Cast", [total], dict(cast.attributes)))
+        replace_node(graph, node, Insert(graph, node).Cast(total, **cast.attributes))
     return True
 
 
@@ -93,10 +92,11 @@ def select_booleans(graph: ir.Graph, node: ir.Node) -> bool:
     condition, one, other = node.inputs
     if node.outputs[0].dtype != ir.DataType.BOOL:
         return False
-    chosen = insert_node(graph, node, "And", [condition, one])
-    negated = insert_node(graph, node, "Not", [condition])
-    rest = insert_node(graph, node, "And", [negated, other])
-    either = insert_node(graph, node, "Or", [chosen, rest])
+    new = Insert(graph, node)
+    chosen = new.And(condition, one)
+    negated = new.Not(condition)
+    rest = new.And(negated, other)
+    either = new.Or(chosen, rest)
     for value in (chosen, negated, rest, either):
         value.dtype = ir.DataType.BOOL
     either.shape = node.outputs[0].shape
@@ -121,8 +121,7 @@ def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
         return False  # Case 2
     if tuple(transpose.attributes.get_ints("perm", ())) != (1, 0):
         return False  # Case 2
-    inputs = [node.inputs[0], weight]
-    fused = insert_node(graph, node, "FusedMatMul", inputs, {"transB": 1}, domain=CONTRIB)
+    fused = Insert(graph, node).FusedMatMul(node.inputs[0], weight, transB=1, domain=CONTRIB)
     replace_node(graph, node, fused)
     if not transpose.outputs[0].uses():
         graph.remove(transpose, safe=True)
@@ -153,12 +152,12 @@ def transpose_weights(graph: ir.Graph, node: ir.Node) -> bool:
         if flat is not None and back is not None and _is_there_and_back(flat, back):
             # Case 3
             x, last = flat.inputs[0], back
-    out = last.outputs[0]
-    product = insert_node(graph, last, "FusedMatMul", [x, weight], {"transB": 1}, domain=CONTRIB)
+    out, new = last.outputs[0], Insert(graph, last)
+    product = new.FusedMatMul(x, weight, transB=1, domain=CONTRIB)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         product.shape, product.type = out.shape, out.type
-        product = insert_node(graph, last, "Add", [product, bias])
+        product = new.Add(product, bias)
     replace_value(out, product)
     for removed in dict.fromkeys((last, node)):
         graph.remove(removed, safe=True)
@@ -224,7 +223,7 @@ def plain_products(graph: ir.Graph, node: ir.Node) -> bool:
     if x is None or weight is None or not is_weight(weight, axes=2):
         return False
     columns = derive(graph, [weight], transposed=True)
-    replace_node(graph, node, insert_node(graph, node, "MatMul", [x, columns]))
+    replace_node(graph, node, Insert(graph, node).MatMul(x, columns))
     return True
 
 
@@ -239,11 +238,10 @@ def plain_convolutions(graph: ir.Graph, node: ir.Node) -> bool:
     if x is None or weight is None or state is None:
         raise TypeError(f"{node.name}: expected a convolution with its state")
     channels, _, taps = static_shape(weight)
-    joined = insert_node(graph, node, "Concat", [state, x], {"axis": 2})
-    bounds = [insert_constant(graph, node, np.array([n])) for n in (1 - taps, _END, 2)]
+    new = Insert(graph, node)
+    joined = new.Concat(state, x, axis=2)
     inputs = [joined, weight] if bias is None else [joined, weight, bias]
-    convolved = insert_node(graph, node, "Conv", inputs, {"group": channels})
-    replace_value(node.outputs[0], convolved)
-    replace_value(node.outputs[1], insert_node(graph, node, "Slice", [joined, *bounds]))
+    replace_value(node.outputs[0], new.Conv(*inputs, group=channels))
+    replace_value(node.outputs[1], new.Slice(joined, [1 - taps], [_END], [2]))
     graph.remove(node, safe=True)
     return True

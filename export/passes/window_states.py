@@ -7,13 +7,12 @@ Shape letters: B batch, S new tokens.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes import common
 
+from ortolan.export.passes.nodes import Insert
 from ortolan.runtime.bundle.interface import STEP_INPUTS, WINDOW_STARTS
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.bundle.source import IDS
@@ -117,27 +116,15 @@ def _add_lengths(
     ids, lengths = values[IDS], values[STEP_INPUTS[1]]
     starts = ir.val(WINDOW_STARTS, shape=lengths.shape, type=lengths.type)
     graph.inputs.insert(len(STEP_INPUTS), starts)
-    first = graph[0]
-
-    def add(operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        node = ir.node(operator, inputs, attributes)
-        graph.insert_before(first, node)
-        return node.outputs[0]
-
-    def constant(*numbers: int, dtype: type = np.int64, is_scalar: bool = False) -> ir.Value:
-        array: NDArray[Any] = np.array(numbers[0] if is_scalar else numbers, dtype)
-        return add("Constant", value=ir.tensor(array))
-
-    one = constant(1)
-    last = add("Sub", lengths, starts)
-    highest = add("ReduceMax", last, keepdims=0)
-    total = add("Add", highest, constant(1, dtype=np.int32, is_scalar=True))
-    newest = add("Cast", lengths, to=ir.DataType.INT64)
+    new = Insert(graph, graph[0])
+    one = new.constant([1])
+    last = new.Sub(lengths, starts)
+    total = new.Add(new.ReduceMax(last, keepdims=0), np.array(1, np.int32))
+    newest = new.Cast(lengths, to=ir.DataType.INT64)
     if ids.shape is not None and ids.shape[1] == 1:
-        return last, total, add("Unsqueeze", newest, one)
-    count = add("Shape", ids, start=1, end=2)
+        return last, total, new.Unsqueeze(newest, one)
+    count = new.Shape(ids, start=1, end=2)
     # rows of a first call may be shorter than it
-    oldest = add("Max", add("Sub", add("Add", newest, one), count), constant(0))
-    scalar = constant(0, is_scalar=True)
-    new = add("Range", scalar, add("Squeeze", count), constant(1, is_scalar=True))
-    return last, total, add("Add", add("Unsqueeze", oldest, one), new)
+    oldest = new.Max(new.Sub(new.Add(newest, one), count), [0])
+    steps = new.Range(new.constant(0), new.Squeeze(count), 1)
+    return last, total, new.Add(new.Unsqueeze(oldest, one), steps)

@@ -10,16 +10,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ortolan.export.passes.quantize_portable import (
+from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
+from ortolan.export.passes.quantize_weights import (
+    CODES,
     COLUMN_SCALES,
     COLUMN_ZEROS,
     COLUMNS,
+    MINIMUMS,
     ROW_SCALES,
     ROW_ZEROS,
     ROWS,
+    SCALES,
+    TABLE,
+    ZEROS,
 )
-from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
-from ortolan.export.passes.quantize_weights import CODES, MINIMUMS, SCALES, TABLE, ZEROS
 from ortolan.export.quantize.blocks import Codes, dequantize, joined, pack, pack_columns, pack_zeros
 from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
