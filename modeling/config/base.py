@@ -1,14 +1,67 @@
-"""Fields of every model."""
+"""What all configs share: bounds of their numbers, and the fields of every model."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+
+from ortolan.modeling.errors import ConfigError
 
 FeatureAttention = Literal["causal", "both_ways"]
 """Which vectors of an image a vector attends to: those before it, or all of them."""
 
 
+class Bound(NamedTuple):
+    """Condition on a number, and its wording after "must be"."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+Size = Annotated[int, Bound("at least 1", lambda value: value >= 1)]
+
+Count = Annotated[int, Bound("at least 0", lambda value: value >= 0)]
+
+Positive = Annotated[float, Bound("positive", lambda value: 0 < value < math.inf)]
+
+
+class Config:
+    """Base of dataclasses whose fields may be annotated with a `Bound`.
+
+    Attributes:
+        ADVICE: what to do about a number outside of its bound.
+    """
+
+    __slots__ = ()
+
+    ADVICE: ClassVar[str] = "Correct it, or the key of config.json that it comes from."
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a number outside of its bound."""
+        kind: Any = type(self)
+        for name, bound in _bounds(kind):
+            value = getattr(self, name)
+            if value is not None and not bound.holds(value):
+                raise ConfigError(
+                    f"{kind.__name__}: {name} must be {bound.text} (got {value}). {kind.ADVICE}"
+                )
+
+
+@cache
+def _bounds(kind: type[Config]) -> tuple[tuple[str, Bound], ...]:
+    """Fields with a bound; that of an optional field is within a union."""
+    return tuple(
+        (name, note)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for part in (hint, *get_args(hint))
+        for note in getattr(part, "__metadata__", ())
+        if isinstance(note, Bound)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Config):
     """The fields of every model.
 
     Attributes:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ortolan.modeling.config.base import Config, Count, Positive, Size
 from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.config.mixers import (
     CAPACITY,
@@ -23,7 +24,7 @@ Placement = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
+class LatentConfig(Config):
     """Queries, keys and values projected from small latents (DeepSeek-AI 2024, "MLA").
 
     Attributes:
@@ -34,15 +35,15 @@ class LatentConfig:
         bias: of the projections to the latents.
     """
 
-    query_rank: int | None
-    rank: int
-    rotated: int
+    query_rank: Size | None
+    rank: Size
+    rotated: Size
     norm: NormConfig
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(Config):
     """Attention; `num_kv_heads` makes it multi-head, grouped or multi-query.
 
     Attributes:
@@ -57,29 +58,28 @@ class AttentionConfig:
         norm_over: the norm spans the channels of each head, or those of all heads.
         norm_after_rotary: the norm follows the rotation.
         clip: bound of the magnitude of queries, keys and values.
-        out_norm: norm of the concatenated heads, before their readout.
-        latent: how queries, keys and values are projected; None for one matrix.
+        out_norm: norm of the concatenated heads, before the last matrix.
         sinks: each head has a trained score for one more key, whose value is zero, which takes a
             part of the weights (Xiao et al. 2024).
         gate: the heads are multiplied, channel by channel, by sigmoids of a projection of the
             stream (Qiu et al. 2025).
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
     scale: float
     qkv_bias: bool = False
     out_bias: bool = False
-    sliding_window: int | None = None
+    sliding_window: Size | None = None
     softcap: float | None = None
     causal: bool = True
-    value_dim: int | None = None
+    value_dim: Size | None = None
     rotary: RotaryPositions | NoPositions | None = None
     query_key_norm: NormConfig | None = None
     norm_over: Literal["head", "all"] = "head"
     norm_after_rotary: bool = False
-    clip: float | None = None
+    clip: Positive | None = None
     out_norm: NormConfig | None = None
     latent: LatentConfig | None = None
     sinks: bool = False
@@ -99,30 +99,15 @@ class AttentionConfig:
         )
 
     def __post_init__(self) -> None:
-        if min(self.num_heads, self.num_kv_heads, self.head_dim, self.value_width) < 1:
-            raise ConfigError(
-                f"attention: needs at least one head of at least one channel (got "
-                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}). "
-                "Check num_attention_heads, num_key_value_heads and head_dim."
-            )
+        Config.__post_init__(self)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"attention: num_heads must be divisible by num_kv_heads (got {self.num_heads} "
                 f"and {self.num_kv_heads}). Check num_key_value_heads."
             )
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ConfigError(
-                f"attention: sliding_window must be at least 1 (got {self.sliding_window}). "
-                "Leave it out for full attention."
-            )
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(
-                f"attention: the bound of queries, keys and values must be positive (got "
-                f"{self.clip}). Check clip_qkv."
-            )
         if self.latent is not None and (
             self.num_kv_heads != self.num_heads
-            or not 0 < self.latent.rotated <= self.head_dim
+            or self.latent.rotated > self.head_dim
             or (self.query_key_norm, self.clip, self.qkv_bias) != (None, None, False)
         ):
             raise ConfigError(
@@ -138,7 +123,7 @@ Mixer = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForwardConfig:
+class FeedForwardConfig(Config):
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Attributes:
@@ -149,7 +134,7 @@ class FeedForwardConfig:
     """
 
     kind: Literal["mlp", "gated"]
-    intermediate_size: int
+    intermediate_size: Size
     activation: Activation | Literal["xielu"]
     bias: bool = False
     down_bias: bool | None = None
@@ -157,7 +142,7 @@ class FeedForwardConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
+class BlockConfig(Config):
     """One layer.
 
     Attributes:
@@ -187,15 +172,11 @@ class BlockConfig:
     attention_norm: bool = True
     residual_scale: float = 1.0
     layer_scale: bool = False
-    feature_part: int = 0
+    feature_part: Count = 0
 
     @property
     def attention(self) -> AttentionConfig:
-        """The mixer, if it is attention.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """The mixer; ConfigError if it is not attention."""
         if not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
                 f"mixer: expected attention, got {type(self.mixer).__name__}, which is not "
@@ -205,11 +186,7 @@ class BlockConfig:
 
     @property
     def dense(self) -> FeedForwardConfig:
-        """The feed-forward part, if it is not a mixture of experts.
-
-        Raises:
-            ConfigError: it is missing, or a mixture.
-        """
+        """The feed-forward part; ConfigError if it is missing, or a mixture of experts."""
         if not isinstance(self.feed_forward, FeedForwardConfig):
             got = "no MLP" if self.feed_forward is None else "a mixture of experts"
             raise ConfigError(
@@ -224,38 +201,37 @@ class BlockConfig:
         return self.placement in ("parallel", "parallel_norms")
 
     def __post_init__(self) -> None:
-        if self.parallel and (self.cross_attention is not None or self.feed_forward is None):
-            raise ConfigError(
-                "block: a parallel block needs an mlp and no cross-attention. "
-                "Choose another placement."
-            )
+        Config.__post_init__(self)
         cross = self.cross_attention
-        if self.layer_scale and (self.parallel or cross is not None or self.feed_forward is None):
+        is_plain = not self.parallel and cross is None and self.feed_forward is not None
+        if self.parallel and (cross is not None or self.feed_forward is None):
+            raise ConfigError(
+                "block: a parallel block needs an mlp and no cross-attention. Choose another "
+                "placement."
+            )
+        if self.layer_scale and not is_plain:
             raise ConfigError(
                 "block: layer_scale is for a mixer followed by an mlp, without cross-attention. "
                 "Set it to False."
             )
-        if cross is not None and not isinstance(self.mixer, AttentionConfig):
+        if cross is None:
+            return
+        if not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
                 f"block: cross-attention needs attention, not {type(self.mixer).__name__}. "
                 "Leave one of them out."
             )
-        if cross is not None and cross != _of_a_source(cross):
+        if cross != replace(
+            cross,
+            rotary=None,
+            query_key_norm=None,
+            clip=None,
+            out_norm=None,
+            latent=None,
+            sinks=False,
+            gate=False,
+        ):
             raise ConfigError(
                 "cross_attention: rotary positions, norms, bounds, sinks and gates are for "
                 "self-attention. Leave them out."
             )
-
-
-def _of_a_source(cross: AttentionConfig) -> AttentionConfig:
-    """Attention without the parts of self-attention."""
-    return replace(
-        cross,
-        rotary=None,
-        query_key_norm=None,
-        clip=None,
-        out_norm=None,
-        latent=None,
-        sinks=False,
-        gate=False,
-    )

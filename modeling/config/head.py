@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ortolan.modeling.config.base import Config, Count, Size
 from ortolan.modeling.errors import ConfigError
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
@@ -47,44 +48,32 @@ class NormConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLayer(Config):
+    """A layer `norm(act(dense(x)))` before the last matrix of a head.
+
+    Attributes:
+        width: output channels; None for those of the input.
+        bias: of the matrix.
+    """
+
+    activation: Activation
+    norm: NormConfig | None = None
+    width: Size | None = None
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelHead:
     """Logits of the vocabulary for every token, as in masked language modelling.
 
     Attributes:
         tied: the last matrix is the embedding's table.
         bias: of the logits.
-        activation: of a layer `norm(act(dense(x)))` before the last matrix, if there is one.
-        norm: of that layer.
-        width: output channels of that layer; None for those of the stream.
-        dense_bias: of the matrix in that layer.
     """
 
     tied: bool
     bias: bool
-    activation: Activation | None = None
-    norm: NormConfig | None = None
-    width: int | None = None
-    dense_bias: bool = True
-
-    def __post_init__(self) -> None:
-        if (self.activation is None) != (self.norm is None):
-            raise ConfigError(
-                "head: the layer before the logits needs an activation and a norm. Give both."
-            )
-        if self.width is not None and self.activation is None:
-            raise ConfigError(
-                f"head: width {self.width} is for a layer before the logits, which needs an "
-                "activation. Leave it out."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLayer:
-    """A layer `norm(act(dense(x)))` before the logits of a decoder."""
-
-    activation: Activation
-    norm: NormConfig
-    bias: bool = True
+    layer: HeadLayer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +85,6 @@ class ClassifierHead:
             logits per token and no function for them, are of the start and the end of the answer.
         pooling: None for one row of logits per token.
         scores: the function that turns logits into scores; the module itself returns logits.
-        activation: of a layer `act(dense(x))` before the last matrix, if there is one.
-        dense_bias: of the matrix in that layer.
-        norm: of the output of that layer.
         distilled: average with the logits that another matrix computes of the second token, a
             distillation token.
     """
@@ -106,9 +92,7 @@ class ClassifierHead:
     labels: tuple[str, ...]
     pooling: Pooling | None
     scores: ScoreFunction = "softmax"
-    activation: Activation | None = None
-    dense_bias: bool = True
-    norm: NormConfig | None = None
+    layer: HeadLayer | None = None
     distilled: bool = False
 
     @property
@@ -122,40 +106,24 @@ class ClassifierHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """`act(dense(x))` of a vector.
+class Projection(Config):
+    """`act(dense(x))` of a vector, with `width` output channels."""
 
-    Attributes:
-        width: output channels.
-        activation: None for the matrix alone.
-    """
-
-    width: int
+    width: Size
     bias: bool = True
     activation: Activation | None = "tanh"
 
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(
-                f"head: a projection must have at least one channel (got {self.width}). Correct it."
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPooling:
+class AttentionPooling(Config):
     """One vector by attention (Zhai et al. 2022, "Scaling Vision Transformers").
 
-    A trained query attends to all vectors, and a residual mlp follows: `x + mlp(norm(x))`.
-
-    Attributes:
-        num_heads: of the attention, with biases.
-        intermediate_size: channels inside the mlp.
-        activation: of the mlp.
-        norm: of the input of the mlp.
+    A trained query attends to all vectors, with biases, and a residual mlp follows:
+    `x + mlp(norm(x))`.
     """
 
-    num_heads: int
-    intermediate_size: int
+    num_heads: Size
+    intermediate_size: Size
     activation: Activation
     norm: NormConfig
 
@@ -196,7 +164,7 @@ class EmbeddingHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureHead:
+class FeatureHead(Config):
     """Vectors that a decoder reads in place of embeddings of tokens (Liu et al. 2023, "LLaVA").
 
     Attributes:
@@ -206,16 +174,16 @@ class FeatureHead:
             projections (Laurençon et al. 2024, "Idefics3").
         average: side of the squares of patches whose vectors are averaged before the projections
             (Gemma Team 2025, "Gemma 3").
-        norm: of the joined or averaged vectors; None without one.
+        norm: of the joined or averaged vectors.
         early: numbers of layers, from 1 on, whose output gives further parts of each vector, in
             order, through a norm and projections of their own (Meng et al. 2024, "DeepStack").
         early_norm: of the joined vectors of these layers.
     """
 
-    skipped: int
+    skipped: Count
     projections: tuple[Projection, ...]
-    pixel_shuffle: int = 1
-    average: int = 1
+    pixel_shuffle: Size = 1
+    average: Size = 1
     norm: NormConfig | None = None
     early: tuple[int, ...] = ()
     early_norm: NormConfig | None = None
@@ -225,33 +193,27 @@ class FeatureHead:
         """Numbers of a vector, with its further parts."""
         return (1 + len(self.early)) * self.projections[-1].width
 
-    def __post_init__(self) -> None:
-        if not self.projections or self.skipped < 0 or min(self.pixel_shuffle, self.average) < 1:
-            raise ConfigError("head: features need a projection to the width of the decoder.")
-        if self.pixel_shuffle > 1 and self.average > 1:
-            raise ConfigError("head: squares are either joined or averaged. Set one of them to 1.")
-
     @property
     def square(self) -> int:
         """Side of the squares of patches that become one vector."""
         return self.pixel_shuffle * self.average
 
+    def __post_init__(self) -> None:
+        Config.__post_init__(self)
+        if not self.projections:
+            raise ConfigError("head: features need a projection to the width of the decoder.")
+        if self.pixel_shuffle > 1 and self.average > 1:
+            raise ConfigError("head: squares are either joined or averaged. Set one of them to 1.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CtcHead:
-    """Logits of symbols for every vector of a sound (Graves et al. 2006, "CTC").
+class CtcHead(Config):
+    """Logits of `size` symbols for every vector of a sound, one of them the blank.
 
-    Attributes:
-        size: number of symbols, of which one is the blank.
+    Source: Graves et al. 2006, "CTC".
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(
-                f"head: needs at least one symbol (got {self.size}). Check vocab_size."
-            )
+    size: Size
 
 
 Head = LanguageModelHead | ClassifierHead | EmbeddingHead | FeatureHead | CtcHead

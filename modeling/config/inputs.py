@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
+from typing import Annotated, Literal
 
+from ortolan.modeling.config.base import Bound, Config, Count, Size
 from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.errors import ConfigError
 
@@ -12,32 +13,23 @@ CHUNK_STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInput:
+class TokenInput(Config):
     """Token ids, each with a type (such as the sentence of a pair) if there are `types`.
 
     Attributes:
-        vocab_size: number of ids.
-        types: number of types; 0 without them.
         reads_types: whether texts come with types; otherwise every token has the first one.
         padded: every text is filled with padding up to the context, and the padding is read like
             other tokens (Zhai et al. 2023, "SigLIP").
     """
 
-    vocab_size: int
-    types: int = 0
+    vocab_size: Size
+    types: Count = 0
     reads_types: bool = True
     padded: bool = False
 
-    def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.types < 0:
-            raise ConfigError(
-                "input: vocab_size must be at least 1, and types at least 0 (got "
-                f"{self.vocab_size} and {self.types}). Check vocab_size and type_vocab_size."
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchInput:
+class PatchInput(Config):
     """An image cut into patches, each projected to a vector (Dosovitskiy et al. 2021).
 
     Attributes:
@@ -53,10 +45,10 @@ class PatchInput:
 
     image_size: tuple[int, int]
     patch_size: tuple[int, int]
-    channels: int
+    channels: Size
     class_token: bool
     distillation_token: bool = False
-    registers: int = 0
+    registers: Count = 0
     bias: bool = True
 
     @property
@@ -77,20 +69,16 @@ class PatchInput:
         return rows * columns + self.tokens
 
     def __post_init__(self) -> None:
+        Config.__post_init__(self)
         if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
             raise ConfigError(
                 f"input: patches must fit into the image (got {self.patch_size} in "
                 f"{self.image_size}). Check patch_size and image_size."
             )
-        if self.registers < 0:
-            raise ConfigError(
-                f"input: registers must be at least 0 (got {self.registers}). Check "
-                "num_register_tokens."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridInput:
+class GridInput(Config):
     """An image of any proportions as a grid of patches (Dehghani et al. 2023, "NaViT").
 
     The model reads one image at a time, as flat patches in an order that the caller chooses:
@@ -100,16 +88,15 @@ class GridInput:
         patch_size: height and width in pixels.
         channels: numbers per pixel.
         frames: images in time of a patch; a still image is repeated.
-        merge: side of the squares of patches that stay together.
         layout: axes of a flat patch: `channels_last` has rows, columns and channels;
             `channels_first` has channels, frames, rows and columns.
         bias: of the projection.
     """
 
-    patch_size: int
-    channels: int
-    frames: int = 1
-    merge: int = 1
+    patch_size: Size
+    channels: Size
+    frames: Size = 1
+    merge: Size = 1
     layout: Literal["channels_first", "channels_last"] = "channels_last"
     bias: bool = True
 
@@ -119,43 +106,29 @@ class GridInput:
         return self.channels * self.frames * self.patch_size**2
 
     def __post_init__(self) -> None:
-        if min(self.patch_size, self.channels, self.frames, self.merge) < 1:
-            raise ConfigError(
-                "input: patch_size, channels, frames and merge must be at least 1 (got "
-                f"{self.patch_size}, {self.channels}, {self.frames} and {self.merge}). Check "
-                "patch_size and num_channels."
-            )
+        Config.__post_init__(self)
         if self.layout == "channels_last" and self.frames > 1:
             raise ConfigError("input: several frames need the layout channels_first. Choose it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AudioInput:
-    """A log-mel spectrogram, whose frames two convolutions join in pairs (Radford et al. 2023).
+class AudioInput(Config):
+    """A log-mel spectrogram of `frames` frames, which two convolutions join in pairs.
 
-    Attributes:
-        bins: mel frequencies per frame.
-        frames: of every spectrogram.
+    Source: Radford et al. 2023, "Whisper". `bins` are the mel frequencies of a frame.
     """
 
-    bins: int
-    frames: int
+    bins: Size
+    frames: Annotated[int, Bound("an even number", lambda value: value > 0 and value % 2 == 0)]
 
     @property
     def length(self) -> int:
         """Number of vectors for a spectrogram."""
         return self.frames // 2
 
-    def __post_init__(self) -> None:
-        if self.bins < 1 or self.frames < 2 or self.frames % 2:
-            raise ConfigError(
-                "input: a spectrogram needs mel bins and an even number of frames (got "
-                f"{self.bins} and {self.frames}). Check num_mel_bins and max_source_positions."
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkedAudioInput:
+class ChunkedAudioInput(Config):
     """A log-mel spectrogram of whole chunks, which convolutions shrink one by one (Qwen Team 2026).
 
     Three convolutions halve the bins and the frames of every chunk. A sound may end within its
@@ -168,10 +141,10 @@ class ChunkedAudioInput:
         channels: of the convolutions.
     """
 
-    bins: int
-    frames: int
-    chunk: int
-    channels: int
+    bins: Size
+    frames: Size
+    chunk: Size
+    channels: Size
 
     @property
     def chunk_vectors(self) -> int:
@@ -193,11 +166,7 @@ class ChunkedAudioInput:
         return frames // self.chunk * self.chunk_vectors - (-(frames % self.chunk) // CHUNK_STRIDE)
 
     def __post_init__(self) -> None:
-        if min(self.bins, self.chunk, self.channels) < 1 or self.frames < self.chunk:
-            raise ConfigError(
-                "input: a spectrogram needs mel bins, channels and frames (got "
-                f"{self.bins}, {self.channels} and {self.frames}). Check num_mel_bins and n_window."
-            )
+        Config.__post_init__(self)
         if self.frames % self.chunk:
             raise ConfigError(
                 f"input: frames must be whole chunks of {self.chunk} (got {self.frames}). Check "
@@ -206,35 +175,25 @@ class ChunkedAudioInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaveLayer:
+class WaveLayer(Config):
     """A convolution over time, `act(norm(conv(x)))`.
 
     Attributes:
         channels: of its output.
         kernel: samples or frames that a frame of its output is computed from.
         stride: samples or frames from one of these to the next.
-        activation: of its output.
         norm: `time` normalizes every channel over time, `channels` every frame over its channels,
-            and `all` all channels and frames together; None for no norm.
+            and `all` all channels and frames together.
         norm_last: the norm follows the activation.
-        bias: of the convolution.
     """
 
-    channels: int
-    kernel: int
-    stride: int
+    channels: Size
+    kernel: Size
+    stride: Size
     activation: Activation
     norm: Literal["time", "channels", "all"] | None = None
     norm_last: bool = False
     bias: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.channels, self.kernel, self.stride) < 1:
-            raise ConfigError(
-                "input: channels, kernel and stride of a convolution must be at least 1 (got "
-                f"{self.channels}, {self.kernel} and {self.stride}). Check conv_dim, conv_kernel "
-                "and conv_stride."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,20 @@
 """Mixers other than attention, and the state that a layer carries.
 
 These mixers have a state of fixed size that every token replaces, so it can be neither padded nor
-rewound.
+rewound. `taps` is the number of tokens that a convolution spans, including the current one.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
+from ortolan.modeling.config.base import Bound, Config, Size
 from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.errors import ConfigError
 
 CAPACITY: Final = "capacity"
 """The axis along which a state grows with each token."""
+
+Taps = Annotated[int, Bound("at least 2", lambda value: value >= 2)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +37,15 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvConfig:
+class ShortConvConfig(Config):
     """A convolution over a few tokens between two gates (Liquid AI 2025, "LFM2").
 
     `out(after * convolve(before * x))`, where `after`, `before` and `x` are projections of the
-    stream.
-
-    Attributes:
-        channels: of each projection.
-        taps: tokens that the convolution spans, including the current one.
-        bias: of both matrices and of the convolution.
+    stream. `bias` is that of both matrices and of the convolution.
     """
 
-    channels: int
-    taps: int
+    channels: Size
+    taps: Taps
     bias: bool = False
 
     @property
@@ -55,28 +53,22 @@ class ShortConvConfig:
         """The last inputs of the convolution."""
         return (_window(self.channels, self.taps),)
 
-    def __post_init__(self) -> None:
-        _check("short_conv", self.channels, taps=self.taps)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaConfig:
+class GatedDeltaConfig(Config):
     """Linear attention by the delta rule, with a decay (Yang et al. 2024, "Gated DeltaNet").
 
     Attributes:
         num_heads: heads of values, each with its own memory.
         num_key_heads: heads of queries and keys; consecutive heads of values share one.
-        key_dim: channels of a query or key.
-        value_dim: channels of a value.
-        taps: of the convolution of queries, keys and values.
         norm: of the output of each head, before its gate.
     """
 
-    num_heads: int
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
+    num_heads: Size
+    num_key_heads: Size
+    key_dim: Size
+    value_dim: Size
+    taps: Taps
     norm: NormConfig
 
     @property
@@ -91,13 +83,12 @@ class GatedDeltaConfig:
         return _window(self.mixed, self.taps), LayerState(name="recurrent", shape=memory)
 
     def __post_init__(self) -> None:
-        sizes = self.num_heads, self.num_key_heads, self.key_dim, self.value_dim
-        _check("gated_delta", *sizes, taps=self.taps)
+        Config.__post_init__(self)
         _check_shared("gated_delta", self.num_heads, self.num_key_heads, "key heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpaceConfig:
+class StateSpaceConfig(Config):
     """A selective state space, whose memory decays by steps that depend on the tokens.
 
     With a `step_rank` it is Mamba 1 (Gu and Dao 2023): steps, keys and queries are projected from
@@ -105,13 +96,9 @@ class StateSpaceConfig:
     2024): they are projected from the stream, and a head has one step.
 
     Attributes:
-        num_heads: heads with their own memory; in Mamba 1, the channels.
-        head_dim: channels of a head; 1 in Mamba 1.
         state_dim: numbers in the memory of a channel.
-        taps: of the convolution.
         groups: groups of heads that share keys and queries.
-        step_rank: width that steps are projected from; None for Mamba 2.
-        conv_bias: of the convolution.
+        step_rank: width that steps are projected from.
         bias: of the first and the last matrix.
         norm: Mamba 2: of the output of each group, after its gate.
         inner_norm: Mamba 1: of the inputs of steps, keys and queries.
@@ -119,12 +106,12 @@ class StateSpaceConfig:
         activation: of the output of the convolution; gates have SiLU.
     """
 
-    num_heads: int
-    head_dim: int
-    state_dim: int
-    taps: int
-    groups: int = 1
-    step_rank: int | None = None
+    num_heads: Size
+    head_dim: Size
+    state_dim: Size
+    taps: Taps
+    groups: Size = 1
+    step_rank: Size | None = None
     conv_bias: bool = True
     bias: bool = False
     norm: NormConfig | None = None
@@ -150,34 +137,29 @@ class StateSpaceConfig:
         return _window(self.mixed, self.taps), LayerState(name="recurrent", shape=memory)
 
     def __post_init__(self) -> None:
-        sizes = self.num_heads, self.head_dim, self.state_dim, self.groups
-        rank = 1 if self.step_rank is None else self.step_rank
-        _check("state_space", *sizes, rank, taps=self.taps)
+        Config.__post_init__(self)
         _check_shared("state_space", self.num_heads, self.groups, "groups")
-        first = self.step_rank is not None
-        if first and (self.head_dim, self.groups, self.norm, self.steps) != (1, 1, None, None):
+        of_mamba_2 = self.head_dim, self.groups, self.norm, self.steps
+        if self.step_rank is not None and of_mamba_2 != (1, 1, None, None):
             raise ConfigError(
                 "state_space: with a step_rank, head_dim and groups must be 1, and norm and steps "
                 "absent. Correct the config."
             )
-        if not first and self.inner_norm is not None:
+        if self.step_rank is None and self.inner_norm is not None:
             raise ConfigError("state_space: inner_norm needs a step_rank. Leave it out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearRecurrenceConfig:
+class LinearRecurrenceConfig(Config):
     """A gated linear recurrent unit, channel by channel (De et al. 2024, "Griffin": RG-LRU).
 
-    Attributes:
-        channels: of the recurrence.
-        num_heads: blocks of channels; a gate reads its own block.
-        taps: of the convolution before it.
-        activation: of the branch that gates the output.
+    Each of the `num_heads` blocks of channels has its own gates. `activation` is that of the branch
+    that gates the output.
     """
 
-    channels: int
-    num_heads: int
-    taps: int
+    channels: Size
+    num_heads: Size
+    taps: Taps
     activation: Activation = "gelu_tanh"
 
     @property
@@ -187,22 +169,13 @@ class LinearRecurrenceConfig:
         return _window(self.channels, self.taps), memory
 
     def __post_init__(self) -> None:
-        _check("linear_recurrence", self.channels, self.num_heads, taps=self.taps)
+        Config.__post_init__(self)
         _check_shared("linear_recurrence", self.channels, self.num_heads, "heads")
 
 
 def _window(channels: int, taps: int) -> LayerState:
     """The inputs of a convolution that the next token needs."""
     return LayerState(name="conv", shape=(channels, taps - 1))
-
-
-def _check(mixer: str, *sizes: int, taps: int) -> None:
-    """Raise ConfigError for a size below 1 or a convolution of one token."""
-    if min(sizes) < 1 or taps < 2:
-        raise ConfigError(
-            f"{mixer}: sizes must be at least 1, and a convolution needs at least 2 taps (got "
-            f"{min(sizes)} and {taps}). Correct it."
-        )
 
 
 def _check_shared(mixer: str, heads: int, shares: int, name: str) -> None:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ortolan.modeling.config.base import Config, Size
 from ortolan.modeling.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureConfig:
+class MixtureConfig(Config):
     """Gated MLPs, "experts", of which a router chooses a few for each token (Shazeer et al. 2017).
 
     With the gate `g`, clipped to at most `limit`, and up `u`, clipped to `-limit` and `limit`, an
@@ -15,7 +16,6 @@ class MixtureConfig:
     `down(silu(gate(x)) * up(x))`.
 
     Attributes:
-        experts: number of experts.
         per_token: number of experts per token: those with the highest scores, which also weight
             the sum of their outputs.
         intermediate_size: channels of an expert.
@@ -29,59 +29,46 @@ class MixtureConfig:
             to those that weight them (Wang et al. 2024, "Loss-Free Balancing").
         groups: groups of adjacent experts. Only experts of the best groups are chosen: those whose
             two best scores have the highest sum.
-        groups_per_token: number of groups to choose from.
-        router_bias: of the router's logits.
         expert_bias: of gate, up and down.
-        alpha: factor in the sigmoid of the gate.
-        beta: added to up.
-        limit: bound of gate and up.
         shared_size: channels of an expert for all tokens, if there is one.
         shared_gate: multiply the output of that expert by a sigmoid of the token.
     """
 
-    experts: int
-    per_token: int
-    intermediate_size: int
+    experts: Size
+    per_token: Size
+    intermediate_size: Size
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     jitter: float = 0.0
     normalised: bool = True
     scale: float = 1.0
     selection_bias: bool = False
-    groups: int = 1
-    groups_per_token: int = 1
+    groups: Size = 1
+    groups_per_token: Size = 1
     router_bias: bool = False
     expert_bias: bool = False
     alpha: float = 1.0
     beta: float = 0.0
     limit: float | None = None
-    shared_size: int | None = None
+    shared_size: Size | None = None
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.per_token <= self.experts or self.intermediate_size < 1:
-            raise ConfigError(
-                f"mixture: needs experts of at least one channel, and 1 to {self.experts} of them "
-                f"per token (got {self.intermediate_size} channels and {self.per_token}). "
-                "Check num_experts_per_tok and moe_intermediate_size."
-            )
+        Config.__post_init__(self)
         if self.score == "sparsemixer" and self.per_token != 2:
             raise ConfigError(
                 f"mixture: sparsemixer chooses two experts per token (got {self.per_token}). "
                 "Check num_experts_per_tok."
             )
-        self._check_groups()
-
-    def _check_groups(self) -> None:
-        size, rest = divmod(self.experts, max(self.groups, 1))
-        reached = self.groups_per_token * size
-        if self.groups < 1 or rest or not 1 <= self.groups_per_token <= self.groups:
+        size, rest = divmod(self.experts, self.groups)
+        if rest or self.groups_per_token > self.groups or (self.groups > 1 and size < 2):
             raise ConfigError(
-                f"mixture: {self.experts} experts must be in equal groups, with at least one group "
-                f"per token (got {self.groups} and {self.groups_per_token}). "
-                "Check n_group and topk_group."
+                f"mixture: {self.experts} experts must be in equal groups of two or more, and a "
+                f"token in some of them (got {self.groups_per_token} of {self.groups}). Check "
+                "n_group and topk_group."
             )
-        if self.groups > 1 and (size < 2 or reached < self.per_token):
+        if self.per_token > self.groups_per_token * size:
             raise ConfigError(
-                f"mixture: needs at least two experts in a group, and {self.per_token} in the "
-                f"chosen groups (got {size} and {reached}). Check n_group and topk_group."
+                f"mixture: a token cannot have {self.per_token} of "
+                f"{self.groups_per_token * size} experts. Check num_experts_per_tok, n_group and "
+                "topk_group."
             )

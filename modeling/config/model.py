@@ -6,11 +6,12 @@ of these; nothing else in Ortolan knows a family's name. New behaviour is a new 
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Self, get_args
 
-from ortolan.modeling.config.base import ModelConfig
+from ortolan.modeling.config.base import ModelConfig, Size
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
+    ClassifierHead,
     CtcHead,
     EmbeddingHead,
     FeatureHead,
@@ -34,11 +35,34 @@ from ortolan.modeling.config.positions import (
     LearnedPositions,
     NoPositions,
     Positions,
-    RelativeBiasPositions,
     RelativePositions,
     RotaryPositions,
+    TablePositions,
 )
 from ortolan.modeling.errors import ConfigError
+
+POSITIONS: dict[type, tuple[type, ...]] = {
+    # The graph of a wave does not count its vectors.
+    WaveInput: (ConvolutionalPositions, RotaryPositions),
+    # The graph of a grid does not know its sides.
+    GridInput: (GridPositions, NoPositions),
+}
+
+OTHER_POSITIONS = (
+    NoPositions,
+    *get_args(TablePositions),
+    RotaryPositions,
+    *get_args(RelativePositions),
+)
+"""Positions by kind of input; a convolution would read the padding of other inputs."""
+
+HEADS: dict[type, tuple[type, ...]] = {
+    TokenInput: (LanguageModelHead, ClassifierHead, EmbeddingHead),
+    WaveInput: (CtcHead,),
+}
+
+OTHER_HEADS = (ClassifierHead, EmbeddingHead, FeatureHead)
+"""Heads by kind of input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +79,14 @@ class StackConfig(ModelConfig):
         shared_block: all layers share their weights.
     """
 
-    hidden_size: int
-    context_length: int
+    hidden_size: Size
+    context_length: Size
     positions: Positions
     blocks: tuple[BlockConfig, ...]
     final_norm: NormConfig | None
     embedding_scale: float = 1.0
     embedding_norm: NormConfig | None = None
-    embedding_dim: int | None = None
+    embedding_dim: Size | None = None
     shared_block: bool = False
 
     @property
@@ -106,12 +130,13 @@ class StackConfig(ModelConfig):
         return min((length for length in lengths if length is not None), default=None)
 
     def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
         if not self.blocks:
             raise ConfigError("blocks: needs at least one layer. Check num_hidden_layers.")
         if self.shared_block and len(set(self.blocks)) > 1:
             raise ConfigError(
-                "blocks: layers that share their weights must have one config. "
-                "Correct shared_block."
+                "blocks: layers that share their weights must have one config. Correct "
+                "shared_block."
             )
         _check_positions(self)
 
@@ -133,7 +158,7 @@ class DecoderConfig(StackConfig):
         gives_states: its graphs also return the normalized stream of every token.
     """
 
-    vocab_size: int
+    vocab_size: Size
     tied_head: bool
     head_bias: bool = False
     head_layer: HeadLayer | None = None
@@ -186,8 +211,10 @@ class EncoderConfig(StackConfig):
     def is_resizable(self) -> bool:
         """Whether the positions follow from those of images of another size."""
         match self.positions:
-            case LearnedPositions(published=rule) | RotaryPositions(centers=rule):
-                return rule is not None
+            case LearnedPositions(published=table):
+                return table is not None
+            case RotaryPositions(centers=centers):
+                return centers
             case _:
                 return False
 
@@ -199,11 +226,8 @@ class EncoderConfig(StackConfig):
         """
         if not isinstance(self.input, PatchInput) or not self.is_resizable:
             raise TypeError("expected an encoder of images whose positions can be resized")
-        image, positions = replace(self.input, image_size=(height, width)), self.positions
-        if isinstance(positions, RotaryPositions) and positions.centers is not None:
-            centers = replace(positions.centers, grid=image.grid)
-            positions = replace(positions, centers=centers)
-        return replace(self, input=image, context_length=image.length, positions=positions)
+        image = replace(self.input, image_size=(height, width))
+        return replace(self, input=image, context_length=image.length)
 
     @property
     def vectors(self) -> int:
@@ -221,67 +245,75 @@ class EncoderConfig(StackConfig):
                 "blocks: every layer of an encoder needs attention: other mixers would remember "
                 "the padding of shorter sequences."
             )
-        _check_waves(self)
-        _check_grid(self)
-        _check_centers(self)
-        match self.input:
-            case (
-                PatchInput(length=length)
-                | AudioInput(length=length)
-                | ChunkedAudioInput(length=length)
-            ) if self.context_length != length:
+        self._check_input()
+        if isinstance(self.head, FeatureHead):
+            self._check_features(self.head)
+
+    def _check_input(self) -> None:
+        """Raise ConfigError unless the positions, the length and the head fit the input."""
+        source, width = self.input, self.embedding_width
+        for part, kinds, others in (
+            (self.positions, POSITIONS, OTHER_POSITIONS),
+            (self.head, HEADS, OTHER_HEADS),
+        ):
+            fitting = kinds.get(type(source), others)
+            if not isinstance(part, fitting) and part is not None:
                 raise ConfigError(
-                    f"context_length: must be {length}, the vectors of an image or a sound (got "
+                    f"{type(source).__name__} cannot have {type(part).__name__}. Choose one of "
+                    f"{', '.join(kind.__name__ for kind in fitting)}."
+                )
+        match source:
+            case PatchInput() | AudioInput() | ChunkedAudioInput() if (
+                self.context_length != source.length
+            ):
+                raise ConfigError(
+                    f"context_length: must be {source.length}, the vectors of an image or a sound "
+                    f"(got {self.context_length}). Correct it."
+                )
+            case GridInput(merge=side) if self.context_length % side**2:
+                raise ConfigError(
+                    f"context_length: must be whole squares of {side} by {side} patches (got "
                     f"{self.context_length}). Correct it."
                 )
-        self._check_features()
-        ends = isinstance(self.head, EmbeddingHead) and self.head.end is not None
-        if ends and not isinstance(self.input, TokenInput):
-            raise ConfigError("head: only a text has an end token. Set end to None.")
-        if not isinstance(self.head, LanguageModelHead):
-            return
-        narrow = self.embedding_width != (self.head.width or self.hidden_size)
-        if not isinstance(self.input, TokenInput) or (self.head.tied and narrow):
-            raise ConfigError(
-                "head: a language model needs tokens, and a tied head an embedding as wide as its "
-                "input. Choose another head."
-            )
+            case WaveInput(projection=False, layers=(*_, last)) if last.channels != width:
+                raise ConfigError(
+                    "input: the last convolution of a wave without a projection must have the "
+                    f"{width} channels of the stream (got {last.channels}). Correct it."
+                )
+        match self.head:
+            case EmbeddingHead(end=end) if end is not None and not isinstance(source, TokenInput):
+                raise ConfigError("head: only a text has an end token. Set end to None.")
+            case LanguageModelHead(tied=True, layer=layer):
+                before = layer.width if layer and layer.width else self.hidden_size
+                if before != width:
+                    raise ConfigError(
+                        f"head: a tied head needs an input of the {width} channels of the "
+                        f"embedding (got {before}). Set tied to False."
+                    )
 
-    def _check_features(self) -> None:
-        if not isinstance(self.head, FeatureHead):
-            return
-        side, early = self.head.square, self.head.early
-        if [*early] != sorted({*early} & {*range(1, len(self.blocks) + 1)}):
+    def _check_features(self, head: FeatureHead) -> None:
+        """Raise ConfigError unless squares of patches and early layers are those of the model."""
+        if [*head.early] != sorted({*head.early} & {*range(1, len(self.blocks) + 1)}):
             raise ConfigError(
                 f"head: early layers must be from 1 to {len(self.blocks)}, in order (got "
-                f"{[*early]}). Check deepstack_visual_indexes."
+                f"{[*head.early]}). Check deepstack_visual_indexes."
             )
-        if isinstance(self.input, TokenInput | WaveInput) or self.vectors < 1:
+        if self.vectors < 1:
+            raise ConfigError("head: at least one vector must be left. Correct skipped.")
+        side = head.square
+        match self.input:
+            case GridInput(merge=merge):  # in its own proportions, so no squares are averaged
+                squares = f"squares of {merge} by {merge} that are joined, and no other vectors"
+                fits = (head.pixel_shuffle, head.average, head.skipped) == (merge, 1, 0)
+            case PatchInput(grid=(rows, columns), tokens=tokens):
+                squares = f"{rows} by {columns} patches after {tokens} other vectors"
+                fits = head.skipped == tokens and rows % side == columns % side == 0
+            case _:
+                squares, fits = "none", False
+        if side > 1 and not fits:
             raise ConfigError(
-                "head: features are those of an image or a spectrogram, of which at least one is "
-                "left. Choose another head."
-            )
-        if side == 1:
-            return
-        if isinstance(self.input, GridInput):
-            if self.head.average > 1:
-                raise ConfigError(
-                    "head: patches of an image in its own proportions are joined, not averaged. "
-                    "Set average to 1."
-                )
-            if side != self.input.merge or self.head.skipped:
-                raise ConfigError(
-                    f"head: squares of {side} by {side} patches must be those of the input (got "
-                    f"{self.input.merge} by {self.input.merge}). Check the factor."
-                )
-            return
-        grid = self.input.grid if isinstance(self.input, PatchInput) else (1, 1)
-        tokens = self.input.tokens if isinstance(self.input, PatchInput) else 0
-        if self.head.skipped != tokens or any(count % side for count in grid):
-            raise ConfigError(
-                f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{grid[0]} by {grid[1]} patches). Check scale_factor, downsample_ratio or "
-                "mm_tokens_per_image."
+                f"head: squares of {side} by {side} patches must fit the input (got {squares}). "
+                "Check scale_factor, downsample_ratio or mm_tokens_per_image."
             )
 
 
@@ -334,74 +366,11 @@ class EncoderDecoderConfig(ModelConfig):
                 )
 
 
-def _check_waves(config: EncoderConfig) -> None:
-    """Raise ConfigError unless waves have positions, a width and a head that fit."""
-    of_waves = isinstance(config.input, WaveInput)
-    is_convolution = isinstance(config.positions, ConvolutionalPositions)
-    if of_waves and not (is_convolution or isinstance(config.positions, RotaryPositions)):
-        raise ConfigError(
-            "positions: those of a wave are convolutional or rotary, since its graph does not "
-            "count its vectors. Choose other positions."
-        )
-    if is_convolution and not of_waves:
-        raise ConfigError(
-            "positions: only those of a wave are convolutional, since a convolution would read the "
-            "padding of shorter sequences. Choose other positions."
-        )
-    if (of_waves and not isinstance(config.head, CtcHead | None)) or (
-        isinstance(config.head, CtcHead) and not of_waves
-    ):
-        raise ConfigError("head: a wave has a CTC head or none. Choose another head.")
-    width = config.embedding_width
-    match config.input:
-        case WaveInput(projection=False, layers=(*_, last)) if last.channels != width:
-            raise ConfigError(
-                "input: the last convolution of a wave without a projection must have the "
-                f"{width} channels of the stream (got {last.channels}). Correct it."
-            )
-
-
-def _check_grid(config: EncoderConfig) -> None:
-    """Raise ConfigError unless the patches of a grid have positions that fit, and no others."""
-    of_grid = isinstance(config.input, GridInput)
-    if of_grid and not isinstance(config.positions, GridPositions | NoPositions):
-        raise ConfigError(
-            "positions: those of a grid come from its rows and columns, since the graph does not "
-            "know its sides. Choose other positions."
-        )
-    if isinstance(config.positions, GridPositions) and not of_grid:
-        raise ConfigError("positions: only patches of a grid have its positions. Choose others.")
-    match config.input:
-        case GridInput(merge=side) if config.context_length % side**2:
-            raise ConfigError(
-                f"context_length: must be whole squares of {side} by {side} patches (got "
-                f"{config.context_length}). Correct it."
-            )
-
-
-def _check_centers(config: EncoderConfig) -> None:
-    """Raise ConfigError unless centers of patches are those of the image."""
-    source = config.input
-    for rotary in config.rotaries:
-        centers = rotary.centers
-        if centers is None:
-            continue
-        if not isinstance(source, PatchInput) or source.grid != centers.grid:
-            raise ConfigError(
-                f"positions: the centers must be those of the patches of the image (got "
-                f"{centers.grid[0]} by {centers.grid[1]}). Check image_size and patch_size."
-            )
-        if centers.skipped != source.tokens:
-            raise ConfigError(
-                f"positions: the {source.tokens} vectors before the patches are not rotated (got "
-                f"{centers.skipped}). Correct skipped."
-            )
-
-
 def _check_positions(config: StackConfig) -> None:
     """Raise ConfigError unless the positions fit every layer."""
     layers = config.attentions
-    if not isinstance(config, EncoderConfig) and any(r.centers for r in config.rotaries):
+    source = config.input if isinstance(config, EncoderConfig) else None
+    if not isinstance(source, PatchInput) and any(r.centers for r in config.rotaries):
         raise ConfigError("positions: only images have centers of patches. Choose others.")
     for attention in layers:
         rotary = config.rotary_of(attention)
@@ -413,17 +382,12 @@ def _check_positions(config: StackConfig) -> None:
             )
     if not isinstance(config.positions, RelativePositions):
         return
-    if any(attention.rotary for attention in layers):
-        raise ConfigError(
-            "attention: a layer cannot have rotary positions if the stack has biases of "
-            "distances. Leave them out."
-        )
     shapes = {(attention.num_heads, attention.causal) for attention in layers}
-    match config.positions:
-        case AlibiPositions(rounded=True) if not all(causal for _, causal in shapes):
-            raise ConfigError("positions: rounded needs causal attention. Set it to False.")
-    if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) != 1:
+    if any(attention.rotary for attention in layers) or len(shapes) != 1:
         raise ConfigError(
-            "positions: layers that share a bias must have the same number of heads, and be all "
-            "causal or none. Choose other positions."
+            "positions: layers that share biases of distances must have the same number of heads, "
+            "be all causal or none, and have no positions of their own. Choose other positions."
         )
+    match config.positions:
+        case AlibiPositions(rounded=True) if not layers[0].causal:
+            raise ConfigError("positions: rounded needs causal attention. Set it to False.")

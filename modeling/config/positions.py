@@ -1,9 +1,9 @@
 """The positions of a stack, as data."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from ortolan.modeling.config.base import Bound, Config, Count, Positive, Size
 from ortolan.modeling.config.head import Activation
 from ortolan.modeling.errors import ConfigError
 
@@ -14,15 +14,23 @@ ROW, COLUMN = 1, 2
 """Axes of the positions of patches."""
 
 
+class Scaling(Config):
+    """Base of the ways to stretch rotary positions for long contexts."""
+
+    __slots__ = ()
+
+    ADVICE: ClassVar[str] = "Check rope_scaling."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
+class LinearScaling(Scaling):
     """Positions divided by `factor` (Chen et al. 2023, "Extending Context Window")."""
 
-    factor: float
+    factor: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamicNTKScaling:
+class DynamicNTKScaling(Scaling):
     """A larger base when the context is longer than `original_context`.
 
     The published rule depends on the current length, and so changes the angles of keys that are
@@ -30,56 +38,54 @@ class DynamicNTKScaling:
     an uncached one (docs/adr/0032).
     """
 
-    factor: float
+    factor: Positive
     original_context: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(Scaling):
     """Low frequencies divided by `factor`, high ones unchanged, a ramp between (Llama 3.1)."""
 
-    factor: float
+    factor: Positive
     low_freq_factor: float
     high_freq_factor: float
     original_context: int
 
+    def __post_init__(self) -> None:
+        Config.__post_init__(self)
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(
+                "positions: low_freq_factor must be below high_freq_factor (got "
+                f"{self.low_freq_factor} and {self.high_freq_factor}). Check rope_scaling."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YarnScaling:
-    """Interpolation by wavelength, and warmer attention (Peng et al. 2023, "YaRN").
+class YarnScaling(Scaling):
+    """Interpolation by wavelength, and warmer attention (Peng et al. 2023, "YaRN")."""
 
-    Attributes:
-        attention_factor: multiplies cosines and sines.
-        truncate: round the bounds of the ramp to whole channels.
-    """
-
-    factor: float
+    factor: Positive
     original_context: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
+    attention_factor: Positive  # of cosines and sines
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    truncate: bool = True  # the bounds of the ramp are whole channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongRopeScaling:
-    """A factor for each wavelength (Ding et al. 2024, "LongRoPE").
+class LongRopeScaling(Scaling):
+    """A factor for each pair of channels (Ding et al. 2024, "LongRoPE").
 
     The published rule switches between two lists by the current length, and so changes the angles
     of keys that are already cached. Here the config's `context_length` chooses: up to
     `original_context`, the default, all sequences use the short factors, as published
     (docs/adr/0032).
-
-    Attributes:
-        short_factors: one per pair of channels, for contexts up to `original_context`.
-        long_factors: for longer contexts.
-        attention_factor: multiplies cosines and sines.
     """
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
     original_context: int
-    attention_factor: float
+    attention_factor: Positive  # of cosines and sines
 
 
 RotaryScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
@@ -92,19 +98,14 @@ class NoPositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareTable:
-    """A published table of the patches of a square image, for images of other sizes as well.
-
-    Attributes:
-        side: rows and columns of the table.
-        antialiased: whether places are averaged where an image has fewer patches.
-    """
+    """A published table of the patches of a square image, for images of other sizes as well."""
 
     side: int
-    antialiased: bool
+    antialiased: bool  # places are averaged where an image has fewer patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedPositions:
+class LearnedPositions(Config):
     """A trained table `(offset + context, hidden)` added to the embedding.
 
     Attributes:
@@ -116,15 +117,9 @@ class LearnedPositions:
             where the checkpoint has this table.
     """
 
-    offset: int = 0
+    offset: Count = 0
     padding: int | None = None
     published: SquareTable | None = None
-
-    def __post_init__(self) -> None:
-        if self.offset < 0:
-            raise ConfigError(
-                f"positions: offset must be at least 0 (got {self.offset}). Correct it."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,52 +143,37 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchCenters:
-    """Centers of the patches of an image of one size (Siméoni et al. 2025, "DINOv3").
-
-    They reach from -1 at the first edge of the image to 1 at the last one, and 1 is a whole turn
-    of the shortest wavelength.
-
-    Attributes:
-        grid: rows and columns of patches.
-        skipped: tokens before the patches, which are not rotated.
-    """
-
-    grid: tuple[int, int]
-    skipped: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryPositions:
+class RotaryPositions(Config):
     """Queries and keys rotated by their position (Su et al. 2021, "RoFormer").
 
     Attributes:
         dim: channels of each head that are rotated, from the first on.
-        theta: the base of the wavelengths.
-        scaling: for long contexts.
         interleaved: neighbouring channels are rotated together, as in the paper; else channels
             `dim / 2` apart.
-        backward: rotated the other way.
         axes: axis whose position rotates each pair of channels: 0 time, 1 row, 2 column (Wang et
             al. 2024, "Qwen2-VL"). The positions of a text are the same on all axes. Empty if
             tokens have one position.
         axial: each axis has all wavelengths, instead of a share of them.
-        centers: patches whose rows and columns these are; None where tokens have whole numbers.
+        centers: positions are the centers of the patches of an image of one size, from -1 at its
+            first edge to 1 at its last one, which is a whole turn of the shortest wavelength
+            (Siméoni et al. 2025, "DINOv3"); else whole numbers.
     """
 
+    ADVICE: ClassVar[str] = "Check rope_theta."
+
     dim: int
-    theta: float = 10_000.0
+    theta: Annotated[float, Bound("above 1", lambda value: value > 1)] = 10_000.0
     scaling: RotaryScaling | None = None
     interleaved: bool = False
-    backward: bool = False
+    backward: bool = False  # rotated the other way
     axes: tuple[int, ...] = ()
     axial: bool = False
-    centers: PatchCenters | None = None
+    centers: bool = False
 
     @property
     def reads_axes(self) -> bool:
         """Whether each token comes with a position on each axis, as no table can know."""
-        return bool(self.axes) and self.centers is None
+        return bool(self.axes) and not self.centers
 
     @property
     def switches_after(self) -> int | None:
@@ -207,85 +187,49 @@ class RotaryPositions:
                 return None
 
     def __post_init__(self) -> None:
-        if not self.theta > 1:
-            raise ConfigError(
-                f"positions: theta must be above 1 (got {self.theta}). Check rope_theta."
-            )
-        match self.scaling:
-            case LongRopeScaling(short_factors=short, long_factors=long):
-                if {len(short), len(long)} != {self.dim // 2} or not min(*short, *long) > 0:
-                    raise ConfigError(
-                        f"positions: needs two lists of {self.dim // 2} positive factors, one "
-                        f"per pair of rotated channels (got {len(short)} and {len(long)} of at "
-                        f"least {min(*short, *long, math.inf)}). Check rope_scaling."
-                    )
-            case None:
-                pass
-            case scaling if not scaling.factor > 0:
-                raise ConfigError(
-                    f"positions: factor must be positive (got {scaling.factor}). "
-                    "Check rope_scaling."
-                )
+        Config.__post_init__(self)
         pairs = self.dim // 2
+        match self.scaling:
+            case DynamicNTKScaling() if pairs < 2:
+                raise ConfigError(
+                    "positions: dynamic scaling needs more than 2 rotated channels (got "
+                    f"{self.dim}). Check head_dim."
+                )
+            case LongRopeScaling(short_factors=short, long_factors=long) if {
+                len(short),
+                len(long),
+            } != {pairs} or not all(f > 0 for f in (*short, *long)):
+                raise ConfigError(
+                    f"positions: needs two lists of {pairs} positive factors, one per pair of "
+                    f"rotated channels (got {len(short)} and {len(long)}, of at least "
+                    f"{min((*short, *long), default=0)}). Check rope_scaling."
+                )
         if self.axes and (len(self.axes) != pairs or not {*self.axes} <= {*range(AXES)}):
             raise ConfigError(
                 f"positions: axes must name one of {AXES} axes for each of {pairs} pairs of "
                 f"channels (got {len(self.axes)}). Check mrope_section."
             )
-        if self.axial and (self.scaling is not None or not self.axes):
-            raise ConfigError("positions: axial needs axes and no scaling. Set it to False.")
-        if self.centers is not None and (not self.axial or {*self.axes} != {ROW, COLUMN}):
+        if (self.axial and (self.scaling is not None or not self.axes)) or (
+            self.centers and not (self.axial and {*self.axes} == {ROW, COLUMN})
+        ):
             raise ConfigError(
-                "positions: centers of patches need rows and columns with all wavelengths. Set "
-                "axes and axial."
+                "positions: axial needs axes and no scaling, and centers need axial rows and "
+                "columns. Correct axes, axial or centers."
             )
-        match self.scaling:
-            case DynamicNTKScaling() if self.dim <= 2:
-                raise ConfigError(
-                    "positions: dynamic scaling needs more than 2 rotated channels (got "
-                    f"{self.dim}). Check head_dim."
-                )
-            case Llama3Scaling(low_freq_factor=low, high_freq_factor=high) if not low < high:
-                raise ConfigError(
-                    f"positions: low_freq_factor must be below high_freq_factor (got {low} and "
-                    f"{high}). Check rope_scaling."
-                )
-            case YarnScaling(beta_fast=fast, beta_slow=slow) if not (fast > 0 and slow > 0):
-                raise ConfigError(
-                    f"positions: beta_fast and beta_slow must be positive (got {fast} and "
-                    f"{slow}). Check rope_scaling."
-                )
-            case (
-                YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor)
-            ) if not 0 < factor < math.inf:
-                raise ConfigError(
-                    f"positions: attention_factor must be positive (got {factor}). "
-                    "Check attention_factor, mscale and mscale_all_dim in rope_scaling."
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridPositions:
+class GridPositions(Config):
     """A trained table of `side` by `side` places, interpolated to the grid of an image.
 
     Interpolation is linear in rows and columns, so a weight for each row of the table and one for
-    each column give the position of a patch.
-
-    Attributes:
-        side: rows and columns of the table.
-        interpolation: `antialiased` averages where the grid is smaller than the table, as PyTorch
-            resizes images; `corners` places the corners of the grid at those of the table.
+    each column give the position of a patch. `antialiased` averages where the grid is smaller than
+    the table, as PyTorch resizes images; `corners` places the corners of the grid at those of the
+    table.
     """
 
-    side: int
+    side: Size
     interpolation: Literal["antialiased", "corners"]
-
-    def __post_init__(self) -> None:
-        if self.side < 1:
-            raise ConfigError(
-                f"positions: the side of a table must be at least 1 (got {self.side}). Check "
-                "num_patches."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +241,6 @@ class RelativeBiasPositions:
 
     Attributes:
         buckets: rows of the table; a bidirectional stack uses half of them for each side.
-        max_distance: where the last bucket begins.
         each_layer: every layer has a table `(buckets, heads)`; else all share one.
         absolute: a table of positions that is added to the embedding as well.
     """
@@ -321,12 +264,9 @@ class RelativeBiasPositions:
 class AlibiPositions:
     """Scores that fall linearly with distance, at a rate per head (Press et al. 2022, "ALiBi").
 
-    A bidirectional stack ignores the sign of the distance.
-
-    Attributes:
-        scale: multiplies the biases.
-        rounded: scores rise with the position of the key instead, and rates, positions and their
-            products are rounded to bfloat16, as in the first Falcon models.
+    A bidirectional stack ignores the sign of the distance. `rounded` biases rise with the position
+    of the key instead, and rates, positions and their products are rounded to bfloat16, as in the
+    first Falcon models.
     """
 
     scale: float = 1.0
@@ -334,28 +274,16 @@ class AlibiPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionalPositions:
+class ConvolutionalPositions(Config):
     """`act(conv(x))` added to the embedding `x`, by a convolution over time in groups of channels.
 
     Zeros before and after the sequence tell its ends (Mohamed et al. 2019, "Transformers with
     convolutional context for ASR").
-
-    Attributes:
-        kernel: vectors that the convolution reads, around each.
-        groups: of channels, each with its own matrices.
-        activation: of the convolution.
     """
 
-    kernel: int
-    groups: int
+    kernel: Size
+    groups: Size
     activation: Activation
-
-    def __post_init__(self) -> None:
-        if min(self.kernel, self.groups) < 1:
-            raise ConfigError(
-                f"positions: kernel and groups must be at least 1 (got {self.kernel} and "
-                f"{self.groups}). Check num_conv_pos_embeddings and num_conv_pos_embedding_groups."
-            )
 
 
 TablePositions = LearnedPositions | SinusoidalPositions

@@ -3,48 +3,39 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ortolan.modeling.config.base import ModelConfig
+from ortolan.modeling.config.base import Config, ModelConfig, Size
 from ortolan.modeling.errors import ConfigError
 
 CellKind = Literal["rnn", "gru", "lstm", "feed_forward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdditiveAttentionConfig:
+class AdditiveAttentionConfig(Config):
     """Attention of each state to all states so far, including itself.
 
-    The score of two states is `v . tanh(W query + U key)` (Bahdanau et al. 2015).
-
-    Attributes:
-        width: channels of `v`.
+    The score of two states is `v . tanh(W query + U key)` (Bahdanau et al. 2015), where `v` has
+    `width` channels.
     """
 
-    width: int
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(
-                f"attention: width must be at least 1 (got {self.width}). Check attention_size."
-            )
+    width: Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(Config):
     """The memory of a Neural Turing Machine (Graves et al. 2014), and its heads.
 
     Attributes:
-        slots: number of slots, N.
-        width: numbers in a slot, M.
-        read_heads: number of heads that read.
-        write_heads: number of heads that erase and add.
+        slots: N in the paper.
+        width: numbers in a slot, M in the paper.
+        write_heads: heads that erase and add.
         shift_range: slots that a head can move in a step, to either side.
     """
 
-    slots: int
-    width: int
-    read_heads: int = 1
-    write_heads: int = 1
-    shift_range: int = 1
+    slots: Size
+    width: Size
+    read_heads: Size = 1
+    write_heads: Size = 1
+    shift_range: Size = 1
 
     @property
     def heads(self) -> int:
@@ -57,11 +48,11 @@ class MemoryConfig:
         return self.read_heads * self.width
 
     def __post_init__(self) -> None:
-        counts = self.slots, self.width, self.read_heads, self.write_heads, self.shift_range
-        if min(counts) < 1 or 2 * self.shift_range >= self.slots:
+        Config.__post_init__(self)
+        if 2 * self.shift_range >= self.slots:
             raise ConfigError(
-                "memory: slots, width, read_heads, write_heads and shift_range must be at least 1, "
-                f"and shift_range below half of the slots (got {counts}). Correct them."
+                f"memory: shift_range must be below half of the {self.slots} slots (got "
+                f"{self.shift_range}). Correct one of them."
             )
 
 
@@ -79,22 +70,17 @@ class RecurrentConfig(ModelConfig):
         tied_head: the head is the embedding's table.
     """
 
-    hidden_size: int
-    vocab_size: int
-    context_length: int
+    hidden_size: Size
+    vocab_size: Size
+    context_length: Size
     cell: CellKind
-    num_layers: int = 1
+    num_layers: Size = 1
     attention: AdditiveAttentionConfig | None = None
     memory: MemoryConfig | None = None
     tied_head: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.hidden_size, self.vocab_size, self.context_length, self.num_layers) < 1:
-            raise ConfigError(
-                "recurrent: hidden_size, vocab_size, context_length and num_layers must be at "
-                f"least 1 (got {self.hidden_size}, {self.vocab_size}, {self.context_length} and "
-                f"{self.num_layers}). Correct config.json."
-            )
+        ModelConfig.__post_init__(self)
         if self.attention is not None and self.memory is not None:
             raise ConfigError(
                 "recurrent: attention and memory exclude each other. Leave one of them out."

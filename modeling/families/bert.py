@@ -15,6 +15,7 @@ from ortolan.modeling.config import (
     EncoderConfig,
     FeedForwardConfig,
     Head,
+    HeadLayer,
     LanguageModelHead,
     LearnedPositions,
     NormConfig,
@@ -189,12 +190,13 @@ class BertFormat:
     def _head(self, hf: ConfigReader) -> Head | None:
         # RoBERTa's head has it, whatever the layers have.
         activation = hf.get("hidden_act", str, "gelu") if self.heads == "bert" else "gelu"
-        language_model = LanguageModelHead(
-            tied=True, bias=True, activation=read_activation(activation), norm=_norm(hf)
-        )
-        pretraining = self.heads == "bert"
+        layer = HeadLayer(activation=read_activation(activation), norm=_norm(hf))
         return read_head(
-            hf, self.classes, language_model, pretraining=pretraining, activation="tanh"
+            hf,
+            self.classes,
+            LanguageModelHead(tied=True, bias=True, layer=layer),
+            pretraining=self.heads == "bert",
+            layer=HeadLayer(activation="tanh"),
         )
 
     def write(self, config: EncoderConfig) -> dict[str, object]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ortolan.modeling.config import (
     EncoderConfig,
     Head,
+    HeadLayer,
     LanguageModelHead,
     LearnedPositions,
     RelativeBiasPositions,
@@ -76,9 +77,9 @@ def _rembert(hf: ConfigReader) -> EncoderConfig:
     config = bert.read_encoder(hf, tied=False)
     activation = hf.get("hidden_act", str, "gelu")
     head = _head(hf, "RemBert", config, activation, classifier="tanh")
-    if isinstance(head, LanguageModelHead):
-        head = replace(head, tied=False, width=hf.size("output_embedding_size", 1664))
-    hf.skip("output_embedding_size")
+    width = hf.size("output_embedding_size", 1664)
+    if isinstance(head, LanguageModelHead) and head.layer:
+        head = replace(head, tied=False, layer=replace(head.layer, width=width))
     return replace(config, embedding_dim=hf.size("input_embedding_size", 256), head=head)
 
 
@@ -88,8 +89,8 @@ def _roformer(hf: ConfigReader) -> EncoderConfig:
     narrow = hf.size("embedding_size", config.hidden_size)
     activation = hf.get("hidden_act", str, "gelu")
     head = _head(hf, "RoFormer", config, activation, classifier=activation)
-    if isinstance(head, LanguageModelHead):
-        head = replace(head, width=narrow)
+    if isinstance(head, LanguageModelHead) and head.layer:
+        head = replace(head, layer=replace(head.layer, width=narrow))
     return replace(
         config,
         positions=RotaryPositions(dim=config.blocks[0].attention.head_dim, interleaved=True),
@@ -108,14 +109,13 @@ def _head(
     answers: bool = True,
 ) -> Head | None:
     """A head; its language model has the activation of the layers."""
-    language_model = LanguageModelHead(
-        tied=True,
-        bias=True,
-        activation=read_activation(activation),
-        norm=config.blocks[0].norm,
-    )
+    layer = HeadLayer(activation=read_activation(activation), norm=config.blocks[0].norm)
     return read_head(
-        hf, classes, language_model, answers=answers, activation=read_activation(classifier)
+        hf,
+        classes,
+        LanguageModelHead(tied=True, bias=True, layer=layer),
+        answers=answers,
+        layer=HeadLayer(activation=read_activation(classifier)),
     )
 
 
@@ -124,13 +124,12 @@ def _electra(hf: ConfigReader) -> EncoderConfig:
     hf.skip("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")
     config = bert.read_encoder(hf)
     narrow = hf.size("embedding_size", 128)
-    language_model = LanguageModelHead(
-        tied=True, bias=True, activation="gelu", norm=config.blocks[0].norm, width=narrow
-    )
+    layer = HeadLayer(activation="gelu", norm=config.blocks[0].norm, width=narrow)
+    language_model = LanguageModelHead(tied=True, bias=True, layer=layer)
     return replace(
         config,
         embedding_dim=None if narrow == config.hidden_size else narrow,
-        head=read_head(hf, "Electra", language_model, activation="gelu"),
+        head=read_head(hf, "Electra", language_model, layer=HeadLayer(activation="gelu")),
     )
 
 
@@ -146,14 +145,14 @@ def _albert(hf: ConfigReader) -> EncoderConfig:
         )
     config = bert.read_encoder(hf, activation="gelu_new")
     narrow = hf.size("embedding_size", 128)
-    language_model = LanguageModelHead(
-        tied=True,
-        bias=True,
+    layer = HeadLayer(
         activation=read_activation(hf.get("hidden_act", str, "gelu_new")),
         norm=config.blocks[0].norm,
         width=narrow,
     )
-    head = read_head(hf, "Albert", language_model, pretraining=True, activation="tanh")
+    language_model = LanguageModelHead(tied=True, bias=True, layer=layer)
+    tanh = HeadLayer(activation="tanh")
+    head = read_head(hf, "Albert", language_model, pretraining=True, layer=tanh)
     return replace(config, embedding_dim=narrow, shared_block=True, head=head)
 
 
@@ -166,16 +165,15 @@ def _mpnet(hf: ConfigReader) -> EncoderConfig:
         )
     # The rows of the padding id and below are for padding.
     config = bert.read_encoder(hf, padding=1)
-    language_model = LanguageModelHead(
-        tied=True, bias=True, activation="gelu", norm=config.blocks[0].norm
-    )
+    layer = HeadLayer(activation="gelu", norm=config.blocks[0].norm)
+    language_model = LanguageModelHead(tied=True, bias=True, layer=layer)
     return replace(
         config,
         input=TokenInput(vocab_size=hf.size("vocab_size")),
         positions=RelativeBiasPositions(
             buckets=BUCKETS, absolute=LearnedPositions(offset=2, padding=1)
         ),
-        head=read_head(hf, "MPNet", language_model, activation="tanh"),
+        head=read_head(hf, "MPNet", language_model, layer=HeadLayer(activation="tanh")),
     )
 
 
@@ -188,8 +186,7 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
     language_model = LanguageModelHead(
         tied=hf.get("tie_word_embeddings", bool, True),
         bias=True,
-        activation=read_activation(activation),
-        norm=DISTIL_NORM,
+        layer=HeadLayer(activation=read_activation(activation), norm=DISTIL_NORM),
     )
     width, heads = hf.size("dim"), hf.size("n_heads")
     if width % heads:
@@ -213,7 +210,7 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
         embedding_norm=DISTIL_NORM,
         blocks=(block,) * hf.size("n_layers", most=MAX_LAYERS),
         final_norm=None,
-        head=read_head(hf, "DistilBert", language_model, activation="relu"),
+        head=read_head(hf, "DistilBert", language_model, layer=HeadLayer(activation="relu")),
     )
 
 

@@ -7,7 +7,14 @@ classification.
 from collections.abc import Mapping
 from typing import Any
 
-from ortolan.modeling.config import ClassifierHead, Head, LanguageModelHead, Pooling, ScoreFunction
+from ortolan.modeling.config import (
+    ClassifierHead,
+    Head,
+    HeadLayer,
+    LanguageModelHead,
+    Pooling,
+    ScoreFunction,
+)
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 
@@ -34,9 +41,6 @@ ACTIVATIONS: dict[str, ScoreFunction] = {
 
 FIRST: Mapping[str, Pooling] = {"first": "first"}
 
-NO_LAYER: Mapping[str, Any] = {}
-"""Fields of a classifier whose logits come straight from the stream."""
-
 
 def read_head(
     hf: ConfigReader,
@@ -47,8 +51,8 @@ def read_head(
     answers: bool = True,
     pooling: str = "first",
     poolings: Mapping[str, Pooling] = FIRST,
-    token_layer: Mapping[str, Any] = NO_LAYER,
-    **layer: Any,
+    layer: HeadLayer,
+    token_layer: HeadLayer | None = None,
 ) -> Head | None:
     """The head that `architectures` names; None for the encoder alone."""
     suffixes = [BASE, MASKED, *([PRETRAINING] if pretraining else [])]
@@ -59,25 +63,33 @@ def read_head(
     if suffix in (MASKED, PRETRAINING):
         return language_model
     if suffix == TOKEN_CLASSIFIER:
-        return read_token_classifier(hf, **token_layer)
+        return read_token_classifier(hf, token_layer)
     if suffix == QUESTION_ANSWERING:
-        return read_span_head(hf, **token_layer)
+        return read_span_head(hf, token_layer)
     if pooling not in poolings:
         raise ConfigError(
             f"{hf.name}: classifier_pooling must be {' or '.join(poolings)} (got {pooling!r:.40}). "
             "This checkpoint cannot be loaded faithfully."
         )
-    return read_classifier(hf, pooling=poolings[pooling], **layer)
+    return read_classifier(hf, pooling=poolings[pooling], layer=layer)
 
 
-def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> ClassifierHead:
+def read_classifier(
+    hf: ConfigReader,
+    *,
+    pooling: Pooling,
+    layer: HeadLayer | None = None,
+    distilled: bool = False,
+) -> ClassifierHead:
     """Read the head of a classifier."""
     labels = read_labels(hf)
     function = read_score_function(hf, len(labels))
-    return ClassifierHead(labels=labels, scores=function, pooling=pooling, **layer)
+    return ClassifierHead(
+        labels=labels, scores=function, pooling=pooling, layer=layer, distilled=distilled
+    )
 
 
-def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
+def read_token_classifier(hf: ConfigReader, layer: HeadLayer | None) -> ClassifierHead:
     """Read the head of a classifier of tokens, whose labels exclude each other."""
     # transformers always applies a softmax here.
     hf.skip("problem_type", "function_to_apply")
@@ -87,10 +99,10 @@ def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
             f"{hf.name}: a classifier of tokens needs at least two labels (got {len(labels)}). "
             "Correct id2label."
         )
-    return ClassifierHead(labels=labels, pooling=None, **layer)
+    return ClassifierHead(labels=labels, pooling=None, layer=layer)
 
 
-def read_span_head(hf: ConfigReader, **layer: Any) -> ClassifierHead:
+def read_span_head(hf: ConfigReader, layer: HeadLayer | None) -> ClassifierHead:
     """Read the head of a model for question answering: logits of the answer's start and end."""
     hf.skip("problem_type", "function_to_apply")
     if (count := len(read_labels(hf))) != len(SPAN):
@@ -98,7 +110,7 @@ def read_span_head(hf: ConfigReader, **layer: Any) -> ClassifierHead:
             f"{hf.name}: a model for question answering needs two labels, of the start and the end "
             f"of the answer (got {count}). Correct id2label or num_labels."
         )
-    return ClassifierHead(labels=SPAN, pooling=None, scores="none", **layer)
+    return ClassifierHead(labels=SPAN, pooling=None, scores="none", layer=layer)
 
 
 def read_labels(hf: ConfigReader) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from ortolan.modeling.config import (
     FeedForwardConfig,
     Head,
     LearnedPositions,
-    PatchCenters,
     PatchInput,
     RotaryPositions,
     SquareTable,
@@ -193,7 +192,7 @@ def _v3(hf: ConfigReader) -> EncoderConfig:
         input=image,
         hidden_size=width,
         context_length=image.length,
-        positions=_centers(hf, width // heads, image),
+        positions=_centers(hf, width // heads),
         blocks=(block,) * hf.size("num_hidden_layers", 12, most=MAX_LAYERS),
         final_norm=norm,
     )
@@ -211,7 +210,7 @@ def _has_biases(hf: ConfigReader) -> bool:
     return of_queries
 
 
-def _centers(hf: ConfigReader, head_dim: int, image: PatchInput) -> RotaryPositions:
+def _centers(hf: ConfigReader, head_dim: int) -> RotaryPositions:
     """Pairs of channels, the first half for rows and the second for columns."""
     if head_dim % 4:
         raise ConfigError(
@@ -224,7 +223,7 @@ def _centers(hf: ConfigReader, head_dim: int, image: PatchInput) -> RotaryPositi
         theta=hf.get("rope_theta", float, 100.0),
         axes=(ROW,) * share + (COLUMN,) * share,
         axial=True,
-        centers=PatchCenters(grid=image.grid, skipped=image.tokens),
+        centers=True,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ortolan.modeling.config import EncoderConfig, LanguageModelHead, Pooling, as_encoder
+from ortolan.modeling.config import EncoderConfig, HeadLayer, LanguageModelHead, Pooling, as_encoder
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.classifier import read_head
 from ortolan.modeling.families.decoder import rms
@@ -30,7 +30,7 @@ def _config(hf: ConfigReader) -> EncoderConfig:
         language_model,
         pooling=hf.get("classifier_pooling", str, "late"),
         poolings=POOLINGS,
-        activation="gelu",
+        layer=HeadLayer(activation="gelu"),
     )
     return as_encoder(config, causal=False, head=head)
 

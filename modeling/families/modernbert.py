@@ -4,7 +4,6 @@ Norms before sublayers, gated MLPs, and windows in most layers.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from ortolan.modeling.config import (
     DecoderConfig,
@@ -115,27 +114,15 @@ def _encoder(hf: ConfigReader) -> EncoderConfig:
 
 
 def _head(hf: ConfigReader, config: DecoderConfig) -> Head | None:
-    dense = _head_layer(hf, config)
-    language_model = LanguageModelHead(
-        tied=True,
-        bias=hf.get("decoder_bias", bool, True),
-        activation=dense.activation,
-        norm=dense.norm,
-        dense_bias=dense.bias,
-    )
-    layer: dict[str, Any] = {
-        "activation": dense.activation,
-        "dense_bias": dense.bias,
-        "norm": dense.norm,
-    }
+    layer = _head_layer(hf, config)
     return read_head(
         hf,
         "ModernBert",
-        language_model,
+        LanguageModelHead(tied=True, bias=hf.get("decoder_bias", bool, True), layer=layer),
         pooling=hf.get("classifier_pooling", str, "cls"),
         poolings=POOLINGS,
         token_layer=layer,
-        **layer,
+        layer=layer,
     )
 
 

@@ -12,6 +12,7 @@ from ortolan.modeling.config import (
     EncoderConfig,
     FeedForwardConfig,
     Head,
+    HeadLayer,
     LanguageModelHead,
     NormConfig,
     TokenInput,
@@ -123,10 +124,9 @@ class RotaryBertFormat:
 
     def _head(self, hf: ConfigReader, norm: NormConfig) -> Head | None:
         activation = self.masked or hf.get("hidden_act", str, self.activation)
-        language_model = LanguageModelHead(
-            tied=True, bias=True, activation=read_activation(activation), norm=norm
-        )
-        return read_head(hf, self.classes, language_model, activation="tanh")
+        layer = HeadLayer(activation=read_activation(activation), norm=norm)
+        language_model = LanguageModelHead(tied=True, bias=True, layer=layer)
+        return read_head(hf, self.classes, language_model, layer=HeadLayer(activation="tanh"))
 
 
 _OLD_SIZES = {

@@ -93,7 +93,7 @@ class DenseLayer(nn.Module):
         super().__init__()
         self.dense = nn.Linear(width, width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.norm = norm(config.norm, width)
+        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
@@ -113,11 +113,11 @@ class LanguageModel(nn.Module):
         self.transform: nn.Module | None = None
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
-        if config.activation is not None and config.norm is not None:
-            self.transform = nn.Linear(width, config.width or width, bias=config.dense_bias)
-            width = config.width or width
-            self.activation = ACTIVATIONS[config.activation]
-            self.norm = norm(config.norm, width)
+        if (layer := config.layer) is not None:
+            self.transform = nn.Linear(width, layer.width or width, bias=layer.bias)
+            width = layer.width or width
+            self.activation = ACTIVATIONS[layer.activation]
+            self.norm = norm(layer.norm, width) if layer.norm else nn.Identity()
         if not config.tied:
             self.weight = nn.Parameter(torch.empty(vocabulary, width).normal_(std=0.02))
         if config.bias:
@@ -142,10 +142,10 @@ class Classifier(nn.Module):
         self.pooling = config.pooling
         width = width if config.pooling is None else pooled_width(config.pooling, width)
         self.dense: nn.Module | None = None
-        if config.activation is not None:
-            self.dense = nn.Linear(width, width, bias=config.dense_bias)
-            self.activation = ACTIVATIONS[config.activation]
-        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
+        if (layer := config.layer) is not None:
+            self.dense = nn.Linear(width, width, bias=layer.bias)
+            self.activation = ACTIVATIONS[layer.activation]
+            self.norm = norm(layer.norm, width) if layer.norm else nn.Identity()
         self.out = nn.Linear(width, len(config.labels))
         self.distilled: nn.Module | None = (
             nn.Linear(width, len(config.labels)) if config.distilled else None

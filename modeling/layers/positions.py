@@ -17,10 +17,11 @@ from torch import Tensor
 from ortolan.modeling.config import (
     AlibiPositions,
     DynamicNTKScaling,
+    EncoderConfig,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    PatchCenters,
+    PatchInput,
     RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
@@ -40,8 +41,10 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     except `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
     named: dict[str, Tensor] = {}
+    source = config.input if isinstance(config, EncoderConfig) else None
+    image = source if isinstance(source, PatchInput) else None
     for place, rotary in enumerate(config.rotaries):
-        pair = rotary_tables(rotary, config.context_length)
+        pair = rotary_tables(rotary, config.context_length, image)
         named |= dict(zip(rotary_names(place), pair, strict=True))
         if rotary.reads_axes:
             named[axes_name(place)] = axes_table(rotary.axes)
@@ -206,13 +209,15 @@ def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) ->
     return table.float()
 
 
-def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, `(length, R/2)` each."""
+def rotary_tables(
+    positions: RotaryPositions, length: int, image: PatchInput | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, `(length, R/2)` each; centers of patches are those of `image`."""
     frequencies = rotary_frequencies(positions, length)
-    if positions.centers is None:
-        angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    if positions.centers and image is not None:
+        angles_PR = center_places(image, positions.axes) * frequencies
     else:
-        angles_PR = center_places(positions.centers, positions.axes) * frequencies
+        angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     if positions.backward:
         angles_PR = -angles_PR
     match positions.scaling:
@@ -222,12 +227,15 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
             return angles_PR.cos(), angles_PR.sin()
 
 
-def center_places(centers: PatchCenters, axes: Sequence[int]) -> Tensor:
-    """Radians at frequency 1 by which a position rotates each pair of channels, `(P, R/2)`."""
-    rows, columns = (2 * (torch.arange(count) + 0.5) / count - 1 for count in centers.grid)
+def center_places(image: PatchInput, axes: Sequence[int]) -> Tensor:
+    """Radians at frequency 1 by which a position rotates each pair of channels, `(P, R/2)`.
+
+    The vectors before the patches are not rotated.
+    """
+    rows, columns = (2 * (torch.arange(count) + 0.5) / count - 1 for count in image.grid)
     places = torch.meshgrid(torch.zeros(1), rows, columns, indexing="ij")
     angles_PR = 2 * math.pi * torch.stack(places, -1).flatten(0, 2)[:, list(axes)]
-    return F.pad(angles_PR, (0, 0, centers.skipped, 0))
+    return F.pad(angles_PR, (0, 0, image.tokens, 0))
 
 
 def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:

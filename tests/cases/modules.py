@@ -25,6 +25,7 @@ from ortolan.modeling.config import (
     BlockConfig,
     ClassifierHead,
     EmbeddingHead,
+    HeadLayer,
     LanguageModelHead,
     LatentConfig,
     MemoryConfig,
@@ -281,7 +282,7 @@ NORM = kinds.LAYER
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "logits": lambda: of_kinds.encoder_config(
-        head=LanguageModelHead(tied=True, bias=True, activation="gelu", norm=NORM)
+        head=LanguageModelHead(tied=True, bias=True, layer=HeadLayer(activation="gelu", norm=NORM))
     ),
     "embedding": lambda: of_kinds.encoder_config(head=EmbeddingHead(pooling=("mean",))),
     "image labels": lambda: of_kinds.image_config(

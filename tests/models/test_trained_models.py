@@ -20,7 +20,7 @@ from digits.image_classification import normalized
 from numerals.data import read as read_numerals
 from numerals.quality import bleu
 from ortolan.modeling import EncoderDecoderModel, EncoderModel, TransformerModel, load
-from ortolan.modeling.config import ClassifierHead
+from ortolan.modeling.config import ClassifierHead, HeadLayer
 from ortolan.modeling.training.decoding import greedy
 from ortolan.modeling.training.recipe import read_recipe
 from snippets.snippets import PACKAGES
@@ -86,5 +86,5 @@ def test_snippets_are_classified_as_by_transformers_and_the_card_shows_the_figur
     figures, card = json.loads((folder / "training.json").read_text()), folder / "README.md"
     assert f"{figures['held_out_accuracy']:.3f}" in card.read_text()
     assert load(folder, EncoderModel).config.head == ClassifierHead(
-        labels=PACKAGES, pooling="first", activation="tanh"
+        labels=PACKAGES, pooling="first", layer=HeadLayer(activation="tanh")
     )

@@ -31,7 +31,13 @@ from ortolan.export.proof.certificate import certify, describe_failure, passed, 
 from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.reference import TOP_K
 from ortolan.modeling import load
-from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EmbeddingHead,
+    Head,
+    HeadLayer,
+    LanguageModelHead,
+)
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.verification.certificate import (
@@ -56,7 +62,9 @@ FAMILIES = (
 HEADS: dict[str, Head | None] = {
     "states": None,
     "logits": LanguageModelHead(tied=True, bias=True),
-    "labels": ClassifierHead(labels=("a", "b", "c"), pooling="mean", activation="tanh"),
+    "labels": ClassifierHead(
+        labels=("a", "b", "c"), pooling="mean", layer=HeadLayer(activation="tanh")
+    ),
     "label": ClassifierHead(labels=("a",), pooling="first"),
     "embedding": EmbeddingHead(pooling=("mean",)),
 }

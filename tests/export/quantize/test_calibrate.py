@@ -26,6 +26,7 @@ from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
+    HeadLayer,
     LanguageModelHead,
     LearnedPositions,
     NormConfig,
@@ -42,9 +43,13 @@ TEXTS = [torch.arange(start, start + 12) for start in (0, 7, 15)]
 TARGETS = [torch.arange(start, start + 9) for start in (3, 11, 20)]
 
 HEADS = {
-    "classifier": ClassifierHead(labels=("a", "b", "c"), pooling="mean", activation="tanh"),
+    "classifier": ClassifierHead(
+        labels=("a", "b", "c"), pooling="mean", layer=HeadLayer(activation="tanh")
+    ),
     "language model": LanguageModelHead(
-        tied=True, bias=True, activation="gelu", norm=NormConfig(kind="layer", eps=1e-5)
+        tied=True,
+        bias=True,
+        layer=HeadLayer(activation="gelu", norm=NormConfig(kind="layer", eps=1e-5)),
     ),
     "embedding": EmbeddingHead(pooling=("first",)),
 }

@@ -38,6 +38,7 @@ from ortolan.modeling.config import (
     ClassifierHead,
     DecoderConfig,
     EncoderConfig,
+    HeadLayer,
     ModelConfig,
     SinusoidalPositions,
 )
@@ -107,7 +108,7 @@ def test_transformers_reads_what_we_write(
 
 
 def with_head(config: EncoderConfig) -> EncoderConfig:
-    head = ClassifierHead(labels=("a", "b"), pooling="mean", activation="tanh")
+    head = ClassifierHead(labels=("a", "b"), pooling="mean", layer=HeadLayer(activation="tanh"))
     return replace(config, head=head)
 
 

@@ -42,7 +42,6 @@ from ortolan.modeling.config import (
     MemoryConfig,
     NoPositions,
     NormConfig,
-    PatchCenters,
     PatchInput,
     Positions,
     RelativeBiasPositions,
@@ -61,9 +60,7 @@ UNBIASED = replace(ATTENTION, qkv_bias=False)
 
 IMAGE = PatchInput(image_size=(8, 9), patch_size=(4, 2), channels=3, class_token=True)
 
-CENTERS = RotaryPositions(
-    dim=4, axes=(1, 2), axial=True, centers=PatchCenters(grid=IMAGE.grid, skipped=IMAGE.tokens)
-)
+CENTERS = RotaryPositions(dim=4, axes=(1, 2), axial=True, centers=True)
 
 HEAD = LanguageModelHead(tied=True, bias=True)
 
@@ -124,7 +121,7 @@ CASES: dict[str, Call] = {
     "an empty window": changed(ATTENTION, sliding_window=0),
     "clipped latents": changed(UNBIASED, latent=LATENT, clip=1.0),
     "shared latents": changed(UNBIASED, latent=LATENT, num_kv_heads=2),
-    "latents without positions": changed(UNBIASED, latent=replace(LATENT, rotated=0)),
+    "latents without positions": changed(LATENT, rotated=0),
     "biased latents": changed(ATTENTION, latent=LATENT),
     "an empty bound": changed(ATTENTION, clip=0.0),
     # other mixers
@@ -177,15 +174,7 @@ CASES: dict[str, Call] = {
     "fewer than no registers": changed(IMAGE, registers=-1),
     "centers without columns": changed(CENTERS, axes=(1, 1)),
     "centers of a text": positions(CENTERS),
-    "centers of another image": lambda: encoder_config(
-        CENTERS, input=replace(IMAGE, patch_size=(2, 2)), context_length=4 * 4 + 1
-    ),
-    "rotated registers": lambda: encoder_config(
-        CENTERS, input=replace(IMAGE, registers=2), context_length=11
-    ),
     "no labels": lambda: ClassifierHead(labels=(), pooling="first"),
-    "a head layer without a norm": changed(HEAD, activation="gelu"),
-    "a head layer without an activation": changed(HEAD, norm=RMS),
     # encoder-decoders
     "a decoder without a source": changed(seq2seq_config(NONE), decoder=decoder_config(NONE)),
     "a source with a head": lambda: with_encoder(head=EmbeddingHead(pooling=("mean",))),

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
     ClassifierHead,
+    HeadLayer,
     LearnedPositions,
     LinearScaling,
     ModelConfig,
@@ -134,7 +135,9 @@ FACTS: dict[str, dict[str, object]] = {
     "t5-small": {"decoder.tied_head": True, "decoder.head_scale": 512**-0.5},
     "roberta-base": {"context_length": 512, "positions": LearnedPositions(offset=2, padding=1)},
     SST2: {
-        "head": ClassifierHead(labels=("NEGATIVE", "POSITIVE"), pooling="first", activation="relu")
+        "head": ClassifierHead(
+            labels=("NEGATIVE", "POSITIVE"), pooling="first", layer=HeadLayer(activation="relu")
+        )
     },
     **{
         name: {
