@@ -14,6 +14,7 @@ import msgspec
 from ortolan import files
 from ortolan.export.errors import OptionError, OutputError, ParityError
 from ortolan.export.exportable import Exportable
+from ortolan.export.options import ExportOptions
 from ortolan.export.output import describe_files
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, passed, thresholds
@@ -90,7 +91,7 @@ def export_adapter(
         manifest = AdapterManifest(
             schema=adapter_folder.SCHEMA,
             bundle=fingerprint(base.manifest),
-            source_sha256=model.sha256(),
+            source_sha256=model.origin.sha256(),
             modules=_modules(adapter),
             ranks=tuple(sorted(set(adapter.ranks.values()))),
             updates=updated,
@@ -138,9 +139,8 @@ def _open(
     merged = open_checkpoint(checkpoint, adapter=folder)
     model = open_exportable(
         merged,
-        tokenizer=None,
+        ExportOptions(accept_unknown=base.manifest.provenance.accepted_keys),
         max_context=base.manifest.context_length,
-        accept_unknown=base.manifest.provenance.accepted_keys,
     )
     adapter = merged.tensors
     if not isinstance(adapter, Adapted) or not isinstance(model.weights, MappedWeights):

@@ -20,31 +20,12 @@ def width_of(model: Exportable) -> int | None:
     return None
 
 
-def context_notes(model: Exportable) -> tuple[str, ...]:
-    """Warnings where rotary frequencies depend on the length of the text."""
-    last, context = model.switches_after, model.context_length
-    if last is None:
-        return ()
-    if context > last:
-        return (
-            f"The trained model changes its rotary frequencies after {last} tokens. This bundle "
-            f"uses those of a text of {context} tokens throughout, so short texts differ. For "
-            "them, export another bundle without --max-context.",
-        )
-    if model.reach is None or model.reach <= last:
-        return ()
-    return (
-        f"The context is {context} of {model.reach} tokens, since longer texts have other rotary "
-        f"frequencies. For them, export another bundle with --max-context {model.reach}.",
-    )
-
-
 def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
     """Reasons to expect that the export fails with poor quality, as far as the plan shows."""
     quantization, width = plan.quantization, width_of(model)
     if quantization is None or plan.auto or quantization.scheme.bits > 4 or width is None:
         return ()
-    if model.is_quantized and _keeps_blocks(model, quantization):
+    if model.origin.is_quantized and _keeps_blocks(model, quantization):
         return ()
     warnings = []
     method, group = quantization.method, quantization.scheme.group
@@ -89,7 +70,7 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
             return ("--prefill-precision float",)
         is_sized = plan.auto.target_size is not None
         return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
-    if model.is_quantized and plan.precision == "int8" and quantization.method == "rtn":
+    if model.origin.is_quantized and plan.precision == "int8" and quantization.method == "rtn":
         return ("--precision fp32",)  # other methods would round the codes of the source again
     advice = []
     if quantization.method != "gptq":

@@ -21,7 +21,7 @@ from ortolan.modeling.weights import Coded, Weights, read_weight
 Side = Literal["", "inputs", "outputs"]
 
 _KEY = "ortolan.recipes"
-"""Metadata key of an initializer's recipes, those of its parts included; never written to files."""
+"""Metadata key of a graph's recipes, by name; never written to files."""
 
 
 class Recipe(NamedTuple):
@@ -73,10 +73,8 @@ def derive(
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     middle = (["T"] if transposed else []) + ([f"plus_{offset:g}"] if offset else [])
     name = _name(names, middle=middle)
-    value = add_initializer(graph, name, type_of(parts[0]), shape)
-    recipe = {name: Recipe(names, transposed, offset)}
-    value.meta[_KEY] = dict(ChainMap(recipe, *(part.meta.get(_KEY, {}) for part in parts)))
-    return value
+    graph.meta.setdefault(_KEY, {})[name] = Recipe(names, transposed, offset)
+    return add_initializer(graph, name, type_of(parts[0]), shape)
 
 
 def derive_rotated(
@@ -84,26 +82,14 @@ def derive_rotated(
 ) -> ir.Value:
     """The initializer of a rotated weight; created if it is missing."""
     name = _name((part.name or "",), middle=["rotated"])
-    value = add_initializer(graph, name, type_of(part), static_shape(part))
-    gains = {} if gain is None else gain.meta.get(_KEY, {})
     recipe = Recipe((part.name or "",), rotated=side, gain="" if gain is None else gain.name or "")
-    value.meta[_KEY] = {**gains, **part.meta.get(_KEY, {}), name: recipe}
-    return value
+    graph.meta.setdefault(_KEY, {})[name] = recipe
+    return add_initializer(graph, name, type_of(part), static_shape(part))
 
 
-def keep_recipes(value: ir.Value, of: ir.Value) -> None:
-    """Let an initializer that replaces another hold the recipes of that."""
-    value.meta[_KEY] = of.meta.get(_KEY, {})
-
-
-def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
-    """The recipes of all initializers and of their parts."""
-    return {
-        name: recipe
-        for model in models
-        for value in model.graph.initializers.values()
-        for name, recipe in value.meta.get(_KEY, {}).items()
-    }
+def recipes_of(models: Iterable[ir.Model]) -> Mapping[str, Recipe]:
+    """The recipes of all graphs, those that later passes add included."""
+    return ChainMap(*(model.graph.meta.setdefault(_KEY, {}) for model in models))
 
 
 class DerivedWeights:

@@ -10,7 +10,7 @@ from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Method
 from ortolan.export.parameters import count, is_matrix, weights_of
 from ortolan.export.quantize.guide import is_affordable
-from ortolan.export.settings import Quantization
+from ortolan.export.settings import Plan, Quantization
 from ortolan.runtime.engine.threads import physical_cores
 
 START_S = 14.0
@@ -33,15 +33,13 @@ SAMPLE_S = 0.3
 """Seconds that a core is measured for, long enough to take turns with other programs."""
 
 
-def seconds_of(
-    model: Exportable, quantization: Quantization | None, *, writes: bool, flops: float
-) -> float:
-    """Estimate the seconds of an export.
+def seconds_of(model: Exportable, plan: Plan, *, writes: bool, flops: float) -> float:
+    """Estimate the seconds of an export; `writes`: the model writes its calibration text.
 
     From measurements of models of up to 8B parameters on two cores, scaled by the number and speed
-    of the cores. Includes synthetic calibration text and the gradients that guide `gptq`. A model
-    that generates slowly, or a slow disk, takes longer.
+    of the cores. A model that generates slowly, or a slow disk, takes longer.
     """
+    quantization = plan.quantization
     weight_ns = _weight_ns(model, quantization, writes) * count(model.module)
     part_ns = WEIGHT_NS[None if quantization is None else "rtn"]
     weight_ns += sum(part_ns * count(part.module) for part in model.parts.values())

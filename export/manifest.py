@@ -23,8 +23,8 @@ from ortolan.runtime.bundle.manifest import (
     State,
     StateType,
 )
+from ortolan.runtime.bundle.parts import SOUND
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -55,7 +55,7 @@ def describe(
         read_graph((folder / graph.file).read_bytes(), file=graph.file)
         for graph in plan.graph_files.values()
     ]
-    of_sounds = model.media is not None and isinstance(model.media.takes, ChunkedSource)
+    of_sounds = SOUND in model.parts
     states = _states(model, plan)
     manifest = Manifest(
         schema=SCHEMA,
@@ -82,8 +82,8 @@ def describe(
         ),
         prefill_precision="int8" if plan.has_int8_prefill else None,
         quantized=stored.quantized,
-        source=model.takes,
-        output=model.gives,
+        source=model.source,
+        output=model.output,
         # other machines load these only if the user trusts them
         foreign_operators=tuple(sorted({form for graph in graphs for form in graph.foreign})),
         attention_maps=model.maps if plan.options.attention_maps else (),
@@ -101,16 +101,16 @@ def describe(
 
 
 def _provenance(model: Exportable, stored: Stored) -> Provenance:
-    packages = ("torch", "onnx", "onnx-ir", "onnxscript")
+    packages, origin = ("torch", "onnx", "onnx-ir", "onnxscript"), model.origin
     return Provenance(
-        source_sha256=model.sha256(),
-        model_type=model.model_type,
+        source_sha256=origin.sha256(),
+        model_type=origin.model_type,
         versions={"ortolan": __version__, **{name: version(name) for name in packages}},
-        accepted_keys=model.keys.accepted,
-        ignored_keys=model.keys.ignored,
-        left_out=model.left_out,
+        accepted_keys=origin.keys.accepted,
+        ignored_keys=origin.keys.ignored,
+        left_out=origin.left_out,
         calibrated_on=stored.calibrated_on,
-        repository=model.repository,
+        repository=origin.repository,
     )
 
 

@@ -27,6 +27,7 @@ from torch import nn
 from ortolan.errors import OrtolanError
 from ortolan.export import adapter as adapter_export
 from ortolan.export import pipeline
+from ortolan.export import write as written
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
 from ortolan.export.manifest import describe
@@ -61,8 +62,8 @@ def install(run: Path) -> None:
     setattr(own, "trace_module", functools.partial(_trace_module_once, run))  # noqa: B010 - as below
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
-    setattr(pipeline, "write", let_write)  # noqa: B010 - as above
-    setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
+    setattr(written, "write_texts", let_write)  # noqa: B010 - as above
+    setattr(written, "describe", _describe_known)  # noqa: B010 - as above
     if GRAPHS in os.environ:
         keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
@@ -105,7 +106,7 @@ def keep_graphs(folder: Path) -> None:
             (folder / f"{hashlib.sha256(data).hexdigest()}.onnx").write_bytes(data)
         return describe(exported, *arguments)
 
-    setattr(pipeline, "describe", describe_and_keep)  # noqa: B010 - it is imported there
+    setattr(written, "describe", describe_and_keep)  # noqa: B010 - it is imported there
 
 
 def _trace_once(

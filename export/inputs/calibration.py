@@ -1,7 +1,7 @@
 """Calibration files: texts, pairs or images, split into a part to learn from and a hold-out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +72,19 @@ class CalibrationImages:
 Calibration = CalibrationText | CalibrationPairs | CalibrationImages
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Calibration data.
+
+    Attributes:
+        file: whose held-out part judges the bundle, if any.
+        inputs: to calibrate on, cut from the file; none where the model has to write them.
+    """
+
+    file: Calibration | None = None
+    inputs: Inputs = field(default_factory=Inputs)
+
+
 def own_calibration(model: Exportable) -> Path | None:
     """The checkpoint's own calibration file; None if it has none, or none that can be read.
 
@@ -79,9 +92,10 @@ def own_calibration(model: Exportable) -> Path | None:
     `calibration.txt` for other models of text; see `read_calibration`.
     """
     name = own_name(model)
-    if model.folder is None or name is None or not can_read(model):
+    folder = model.origin.folder
+    if folder is None or name is None or not can_read(model):
         return None
-    path = model.folder / name
+    path = folder / name
     return path if path.is_file() else None
 
 
@@ -93,13 +107,13 @@ def own_name(model: Exportable) -> str | None:
 
 def can_read(model: Exportable) -> bool:
     """Whether a calibration file can be read: text needs a tokenizer."""
-    return model.tokenizer is not None or isinstance(model.takes, ImageSource)
+    return model.tokenizer is not None or isinstance(model.source, ImageSource)
 
 
 def _suffix(model: Exportable) -> str | None:
     """Suffix of the calibration file; None for kinds without one."""
-    if not isinstance(model.takes, TextSource | None):
-        has_own = isinstance(model.takes, ImageSource) and not model.sides.has_decoder
+    if not isinstance(model.source, TextSource | None):
+        has_own = isinstance(model.source, ImageSource) and not model.sides.has_decoder
         return ".npy" if has_own else None
     return ".tsv" if model.sides.reads_source else ".txt"
 
@@ -117,8 +131,8 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
             f"{path}: a model of sounds, of images of any size, or from images to text takes no "
             "calibration file. Leave --calibration out."
         )
-    if suffix == ".npy" and isinstance(model.takes, ImageSource):
-        images = _read_images(path, model.takes)
+    if suffix == ".npy" and isinstance(model.source, ImageSource):
+        images = _read_images(path, model.source)
         cut = _split(len(images), is_learned_from=is_learned_from)
         return CalibrationImages(origin=str(path), learn=images[:cut], held_out=images[cut:])
     if model.tokenizer is None:

@@ -99,14 +99,14 @@ def _beginnings(
 def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
     """Random sources, and the texts that the model writes after them."""
     length = min(PAIR_LENGTH, model.context_length)
-    if isinstance(model.takes, AudioSource | WaveSource):
-        inputs: Sequence[NDArray[Any]] = sounds(model.takes, random, count)
-        sources: Sequence[NDArray[Any]] = [heard(sound, model.takes) for sound in inputs]
+    if isinstance(model.source, AudioSource | WaveSource):
+        inputs: Sequence[NDArray[Any]] = sounds(model.source, random, count)
+        sources: Sequence[NDArray[Any]] = [heard(sound, model.source) for sound in inputs]
         described = f"{count} sounds of noise"
-    elif isinstance(model.takes, ImageSource):
-        images = noise(_shape(model.takes), random, count)
+    elif isinstance(model.source, ImageSource):
+        images = noise(_shape(model.source), random, count)
         inputs = list(images)
-        sources = list(pixels(images, model.takes))
+        sources = list(pixels(images, model.source))
         described = f"{count} images of noise"
     else:
         tokens = count * SEQUENCE_LENGTH // 2
@@ -121,16 +121,16 @@ def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, cou
 
 def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs:
     """Random inputs of an encoder-only model."""
-    if isinstance(model.takes, ImageSource):
-        images = noise(_shape(model.takes), random, count)
+    if isinstance(model.source, ImageSource):
+        images = noise(_shape(model.source), random, count)
         origin = f"{count} images of noise, seed {SEED}"
         return replace(image_inputs(model, images), origin=origin)
-    if isinstance(model.takes, PatchSource):
-        made_images = [_picture(model.takes, random) for _ in range(count)]
+    if isinstance(model.source, PatchSource):
+        made_images = [_picture(model.source, random) for _ in range(count)]
         origin = f"{count} images of noise in several sizes, seed {SEED}"
         return replace(image_inputs(model, made_images), origin=origin)
-    if isinstance(model.takes, WaveSource | ChunkedSource):
-        source = model.takes
+    if isinstance(model.source, WaveSource | ChunkedSource):
+        source = model.source
         if isinstance(source, WaveSource):
             # As many vectors as texts have tokens.
             vectors = min(SEQUENCE_LENGTH, source.vectors)

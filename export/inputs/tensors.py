@@ -73,9 +73,9 @@ def pair_inputs(
 
 def image_inputs(model: Exportable, images: Iterable[NDArray[np.uint8]]) -> Inputs:
     """Images `(H, W, C)`, as bytes, for an encoder-only model."""
-    if not isinstance(model.takes, ImageSource | PatchSource):
+    if not isinstance(model.source, ImageSource | PatchSource):
         raise TypeError("expected a model that takes images")
-    source = model.takes
+    source = model.source
     return Inputs(sources=[torch.from_numpy(pixels(image[None], source)[0]) for image in images])
 
 
@@ -166,7 +166,7 @@ def encode_pair(
 
 def longest_source(model: Exportable) -> int:
     """Longest text of the encoder, in tokens."""
-    match model.takes:
+    match model.source:
         case TextSource(max_tokens=most):
             return most
         case _:
@@ -185,7 +185,7 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def reads_types(model: Exportable) -> bool:
     """Whether the encoder reads token types."""
-    return isinstance(model.takes, TextSource) and model.takes.types > 1
+    return isinstance(model.source, TextSource) and model.source.types > 1
 
 
 def as_pair(

@@ -9,7 +9,6 @@ from collections.abc import Container
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.derived import keep_recipes
 from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass
 from ortolan.export.values import (
     add_constant,
@@ -59,7 +58,6 @@ class QuantizeProducts(NodePass):
         rows, columns = static_shape(weight)
         step, middle = _grid(graph)
         channels = add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows))
-        keep_recipes(channels, of=weight)
         inputs = [
             codes,
             channels,

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from ortolan.export.advice import context_notes, risks, width_of
+from ortolan.export.advice import risks, width_of
 from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable, content_of
 from ortolan.export.inputs.calibration import own_calibration, own_name
-from ortolan.export.options import Int4, PrecisionName, Via
+from ortolan.export.options import ExportOptions, Int4, PrecisionName, Via
 from ortolan.export.parameters import count
 from ortolan.export.preview.cost import Cost, costs
 from ortolan.export.progress import Progress
@@ -102,13 +102,11 @@ def preview(
     checkpoint = open_checkpoint(located(source, revision=revision, via=via, progress=progress))
     way = way_of(checkpoint, via)
     unknown = unknown_keys_of(checkpoint, via)
-    model = open_exportable(
-        checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown, via=via
-    )
+    model = open_exportable(checkpoint, ExportOptions(accept_unknown=unknown, via=via))
     calibration = own_calibration(model)
-    measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
+    measured = [row for row in read_coverage().of(model.origin.model_type) if row.way == way]
     return Preview(
-        model_type=model.model_type,
+        model_type=model.origin.model_type,
         way=way,
         measured=measured[0] if measured else None,
         kind=model.kind,
@@ -125,14 +123,14 @@ def preview(
         precisions=costs(model),
         default=default_precision(model),
         unknown_keys=unknown,
-        ignored_keys=model.keys.ignored,
-        left_out=model.left_out,
+        ignored_keys=model.origin.keys.ignored,
+        left_out=model.origin.left_out,
         missing=_missing(model, calibration),
         risks=risks(
             model,
             resolve(model.kind, precision=Int4(effort="quick"), takes_one=model.takes_one),
         ),
-        notes=(*model.notes, *context_notes(model)),
+        notes=model.notes,
     )
 
 
@@ -147,8 +145,8 @@ def _layers(module: nn.Module) -> dict[str, int]:
 
 
 def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
-    if isinstance(model.takes, WaveSource) and not model.sides.has_decoder:
-        is_named = model.gives is None or model.gives.kind != "ctc" or model.gives.labels
+    if isinstance(model.source, WaveSource) and not model.sides.has_decoder:
+        is_named = model.output is None or model.output.kind != "ctc" or model.output.labels
         return {} if is_named else {VOCABULARY: "the bundle gives logits, not text"}
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
     names = wanted if model.vocab_size > 1 else ()

@@ -104,8 +104,8 @@ def certify(
     reference = join(_run(model, probes, progress))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
-            f"PyTorch computes {model.output} that are not finite. The checkpoint is damaged, or "
-            "its training diverged."
+            f"PyTorch computes {model.output_kind} that are not finite. The checkpoint is damaged, "
+            "or its training diverged."
         )
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
@@ -125,9 +125,9 @@ def certify(
         types=_joined([probe.types for probe in probes]) if reads_types(model) else None,
         source_ids=_joined([probe.source for probe in probes]),
         # pictures of several sizes follow from their numbers
-        images=np.stack(images) if isinstance(model.takes, ImageSource) else None,
+        images=np.stack(images) if isinstance(model.source, ImageSource) else None,
         kind=model.kind,
-        output=model.output,
+        output=model.output_kind,
         text=text,
         surroundings=_surroundings(model, reference, len(probes)),
     )
@@ -137,18 +137,20 @@ def _length(model: Exportable, probe: ProbeInput) -> int:
     """Tokens of a probe, or the vectors of its image or wave."""
     if probe.token_ids is not None:
         return len(probe.token_ids)
-    if model.takes is None or not model.takes.is_alone:
+    if model.source is None or not model.source.is_alone:
         return model.context_length
-    return model.takes.count(probe.sound if probe.image is None else probe.image.transpose(2, 0, 1))
+    return model.source.count(
+        probe.sound if probe.image is None else probe.image.transpose(2, 0, 1)
+    )
 
 
 def _source_length(model: Exportable, probe: ProbeInput) -> int | None:
     """Tokens of a source, or the vectors of a wave before a decoder."""
     if probe.source is not None:
         return len(probe.source)
-    if probe.token_ids is None or probe.sound is None or model.takes is None:
+    if probe.token_ids is None or probe.sound is None or model.source is None:
         return None
-    return model.takes.count(probe.sound)
+    return model.source.count(probe.sound)
 
 
 def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -> Surroundings:
@@ -158,8 +160,8 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             context_length=model.context_length,
             vocab_size=model.vocab_size,
             tokens=model.tokens,
-            source=model.takes,
-            output=model.gives,
+            source=model.source,
+            output=model.output,
             features=model.features,
             hidden_states=model.hidden,
             speech=model.speech,
@@ -169,8 +171,8 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
         ).sha256,
         files={name: _sha256(path) for name, path in sorted(model.companions.items())},
         readings=() if model.tokenizer is None else read_probes(model.tokenizer),
-        scores=() if model.gives is None else named_scores(reference, model.gives, rows=probes),
-        pixels=_pixels(model.takes),
+        scores=() if model.output is None else named_scores(reference, model.output, rows=probes),
+        pixels=_pixels(model.source),
     )
 
 
@@ -272,7 +274,7 @@ def _run(
             value = event.value
             if model.original is not None:
                 value = model.original(*inputs.pairs[event.index], value)
-            references[event.index] = keep(value, model.output, following)
+            references[event.index] = keep(value, model.output_kind, following)
         else:
             read.add(event.name)
             progress("reference", len(read), total)

@@ -177,11 +177,11 @@ def text_of(model: Exportable, data: Calibration | None) -> str:
 def _text_of(model: Exportable, data: Calibration | None) -> str:
     if data is not None:
         return Path(data.origin).name
-    if isinstance(model.takes, ImageSource):
+    if isinstance(model.source, ImageSource):
         return "random images"
-    if isinstance(model.takes, PatchSource):
+    if isinstance(model.source, PatchSource):
         return "random images of several sizes"
-    of_sounds = isinstance(model.takes, AudioSource | WaveSource | ChunkedSource)
+    of_sounds = isinstance(model.source, AudioSource | WaveSource | ChunkedSource)
     if of_sounds and not model.sides.has_decoder:
         return "made-up sounds"
     text = "random ids" if model.tokenizer is None else "the built-in text"
@@ -202,7 +202,7 @@ def make_probes(
     """
     if model.sides.reads_source:
         return _pair_probes(model, data, LENGTHS[proof])
-    longest = max(whole_tokens(model) if model.is_own else 0, window_tokens(model) * windows)
+    longest = max(whole_tokens(model) if model.check else 0, window_tokens(model) * windows)
     probes = _single_probes(model, data, LENGTHS[proof], longest)
     if model.features is not None:
         text = probes[-1]
@@ -237,10 +237,10 @@ def _single_probes(
     model: Exportable, data: Calibration | None, lengths: Sequence[int], more: int
 ) -> list[ProbeInput]:
     """Texts or sounds of growing length, or images, for a decoder-only or encoder-only model."""
-    if isinstance(model.takes, WaveSource | ChunkedSource):
-        return _wave_probes(model.takes, lengths)
-    if isinstance(model.takes, ImageSource | PatchSource):
-        images = _images(model.takes, data)
+    if isinstance(model.source, WaveSource | ChunkedSource):
+        return _wave_probes(model.source, lengths)
+    if isinstance(model.source, ImageSource | PatchSource):
+        images = _images(model.source, data)
         return [
             ProbeInput(name=f"{number}-image", image=image) for number, image in enumerate(images)
         ]
@@ -286,19 +286,19 @@ def _pair_probes(
 ) -> list[ProbeInput]:
     """Texts or images of the encoder, and texts of the decoder."""
     longest = model.context_length
-    if isinstance(model.takes, ImageSource):
-        images = _images(model.takes, data)[: len(lengths)]
+    if isinstance(model.source, ImageSource):
+        images = _images(model.source, data)[: len(lengths)]
         texts = _texts(model, data, [min(length, longest) for length in lengths])
         written = [_after_start(model, ids) for ids in texts]
         return [
             ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=image)
             for number, (ids, image) in enumerate(zip(written, images, strict=True))
         ]
-    if isinstance(model.takes, AudioSource):
-        return _sound_probes(model, model.takes, [min(length, longest) for length in lengths])
-    if isinstance(model.takes, WaveSource):
+    if isinstance(model.source, AudioSource):
+        return _sound_probes(model, model.source, [min(length, longest) for length in lengths])
+    if isinstance(model.source, WaveSource):
         # Sounds grow while texts shrink.
-        sounds = _wave_probes(model.takes, lengths)
+        sounds = _wave_probes(model.source, lengths)
         texts = _texts(model, data, [min(length, longest) for length in reversed(lengths)])
         return [
             replace(sound, name=f"{sound.name}-to-{len(ids)}-tokens", token_ids=ids)

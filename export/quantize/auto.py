@@ -90,13 +90,13 @@ def choose(
     judging: Inputs,
     folder: Path,
     progress: Progress,
-) -> Chosen | None:
-    """Choose a scheme for every weight; None where the plan fixes the bits.
+) -> Chosen:
+    """Choose a scheme for every weight.
 
     Args:
         models: tidied graphs.
         model: source of their weights.
-        plan: has the limit, and the settings with the fewest bytes.
+        plan: with an `auto`, which has the limit, and the settings with the fewest bytes.
         inputs: to calibrate on.
         judging: other inputs, which judge the bundle.
         folder: for temporary files.
@@ -104,7 +104,7 @@ def choose(
     """
     auto, quantization = plan.auto, plan.quantization
     if auto is None or quantization is None:
-        return None
+        raise ValueError("expected a plan that chooses bits")
     choices = scheme_choices(models, quantization, model.weights)
     menu = _by_layer(choices) if len(choices) > MAX_CHOICES else list(choices.values())
     learned, held_out = _split(inputs)
@@ -203,7 +203,7 @@ def _candidates(
     candidates = Candidates(_subfolder(folder, "codes"), model.weights)
     schemes: dict[str, list[Scheme]] = {}
     for choice in (choice for choices in menu for choice in choices):
-        stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, choice)
+        stored = stored_schemes(model.weights, choice, quantization)
         for weight in stored_weights(model.weights, stored):
             candidates.add(weight)
         for name in choice.keys() - stored.keys():

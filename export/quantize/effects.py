@@ -67,7 +67,7 @@ class Reference:
             if isinstance(event, Result):
                 variant, index = divmod(event.index, len(texts))
                 expected = torch.load(self._folder / f"{index}.pt", mmap=True, weights_only=True)
-                of_rows = distances(expected, event.value, model.output)
+                of_rows = distances(expected, event.value, model.output_kind)
                 sums[variant] += float(of_rows.sum())
                 counts[variant] += len(of_rows)
         return [total / count for total, count in zip(sums, counts, strict=True)]

@@ -11,6 +11,15 @@ from ortolan.export.quantize.rounding import QuantizedWeight, round_weight
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
+from ortolan.modeling.weights import Weights
+
+
+def needs_inputs(
+    weights: Weights, quantization: Quantization, schemes: Mapping[str, Scheme]
+) -> bool:
+    """Whether any weight is fitted to inputs; stored codes and experts are not."""
+    rest = schemes.keys() - stored_schemes(weights, schemes, quantization).keys()
+    return any(len(weights.shape(name)) == 2 for name in rest)
 
 
 def find_codes(
@@ -21,7 +30,7 @@ def find_codes(
     progress: Progress,
 ) -> Iterator[QuantizedWeight]:
     """The codes of every weight that has a scheme."""
-    stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, schemes)
+    stored = stored_schemes(model.weights, schemes, quantization)
     yield from stored_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":

@@ -9,6 +9,7 @@ from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.schemes import stored_scheme
 from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Quantization
 from ortolan.modeling.lazy_tensor import READ_ELEMENTS
 from ortolan.modeling.weights import Coded, Weights
 
@@ -20,12 +21,16 @@ def default_precision(model: Exportable) -> PrecisionName:
     its other matrices are rounded to 8 bits. `fp32` for any other: nothing is rounded twice.
     """
     names = (name for name, weight in model.module.named_parameters() if weight.ndim > 1)
-    keeps = model.is_quantized and any(stored_scheme(model.weights, name) for name in names)
+    keeps = model.origin.is_quantized and any(stored_scheme(model.weights, name) for name in names)
     return "int8" if keeps else "fp32"
 
 
-def stored_schemes(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:
-    """The schemes in which the checkpoint stores the weights already."""
+def stored_schemes(
+    weights: Weights, plan: Mapping[str, Scheme], quantization: Quantization
+) -> dict[str, Scheme]:
+    """The schemes in which the checkpoint stores the weights already, if its codes are reused."""
+    if quantization.reuse == "none":
+        return {}
     return {name: scheme for name, scheme in plan.items() if stored_scheme(weights, name) == scheme}
 
 

@@ -1,9 +1,7 @@
 """Sources of an export: a family's checkpoint, a model of transformers, or a user's own module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
@@ -12,14 +10,14 @@ from torch import nn
 
 from ortolan.export.errors import OptionError, not_among
 from ortolan.export.exportable import Exportable
-from ortolan.export.options import Via
+from ortolan.export.options import DEFAULTS, ExportOptions, Via
 from ortolan.export.source.architecture import (
     architecture_of,
     check_architecture,
     check_known_task,
 )
-from ortolan.export.source.contrast import keys_of_images, open_contrast
-from ortolan.export.source.family import open_family, open_model
+from ortolan.export.source.contrast import keys_of_images, with_texts
+from ortolan.export.source.family import open_family, open_model, sized
 from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
@@ -40,7 +38,7 @@ from ortolan.export.source.transformers.skeleton import (
     knows,
 )
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
+from ortolan.modeling.checkpoint.folder import read_config_and_keys, unknown_keys
 from ortolan.modeling.config import ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES, unknown_family
@@ -61,95 +59,82 @@ transformers, or a user's own module."""
 
 
 def open_exportable(
-    source: Source,
-    *,
-    tokenizer: str | Path | None,
-    max_context: int | None,
-    accept_unknown: tuple[str, ...] = (),
-    via: Via | None = None,
-    adapter: str | Path | None = None,
-    text_only: bool = False,
-    mtp: bool = False,
+    source: Source, options: ExportOptions = DEFAULTS, *, max_context: int | None = None
 ) -> Exportable:
     """Open a source of any kind."""
-    read = partial(
-        _open_checkpoint,
-        tokenizer=tokenizer,
-        max_context=max_context,
-        accept_unknown=accept_unknown,
-        via=via,
-        adapter=adapter,
-        text_only=text_only,
-        mtp=mtp,
-    )
     if not isinstance(source, nn.Module):
-        return read(source)
+        return _open_checkpoint(source, options, max_context)
     source = uncompiled(source)
     if is_transformers_model(source):
         saved = save_live(source)
         with changes_named(source):
-            return with_original(read(saved.checkpoint), source, saved)
-    _refuse_options(accept_unknown, via, adapter, mtp=mtp)
-    return _open_module(source, tokenizer=tokenizer, max_context=max_context)
+            opened = _open_checkpoint(saved.checkpoint, options, max_context)
+            return with_original(opened, source, saved)
+    _refuse_options(options)
+    if isinstance(source, RecurrentModel):
+        return open_recurrent_model(source, tokenizer=options.tokenizer, max_context=max_context)
+    if isinstance(source, TransformerModel):
+        return open_model(source, tokenizer=options.tokenizer, max_context=max_context)
+    check_own(source)
+    return open_module(source, tokenizer=options.tokenizer, max_context=max_context)
 
 
 def _open_checkpoint(
-    source: str | Path | Checkpoint,
-    *,
-    tokenizer: str | Path | None,
-    max_context: int | None,
-    accept_unknown: tuple[str, ...],
-    via: Via | None,
-    adapter: str | Path | None,
-    text_only: bool,
-    mtp: bool,
+    source: str | Path | Checkpoint, options: ExportOptions, max_context: int | None
 ) -> Exportable:
-    checkpoint = _opened(source, adapter, text_only=text_only)
+    checkpoint = open_checkpoint(source, adapter=options.adapter)
+    checkpoint = checkpoint.of_text() if options.text_only else checkpoint
     check_known_task(checkpoint.values)
-    open_published: Callable[..., Exportable] = open_transformers
-    if way_of(checkpoint, via) == "family":
-        with _advised(checkpoint, via):
-            keys = keys_of_images(checkpoint, accept_unknown)
-            config = read_config(checkpoint, ModelConfig, accept_unknown=keys)
-        check_architecture(checkpoint.values, config)
-        open_published = partial(open_with_head if mtp else _of_kind(config, checkpoint), config)
-    elif mtp:
+    if way_of(checkpoint, options.via) == "family":
+        return _open_family(checkpoint, options, max_context)
+    if options.mtp:
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
         )
-    else:
-        checkpoint = checkpoint.of_text()
-        if not is_causal_class(checkpoint.values):
-            check_architecture(checkpoint.values, None)
-    model = open_published(
-        checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
+    checkpoint = checkpoint.of_text()
+    if not is_causal_class(checkpoint.values):
+        check_architecture(checkpoint.values, None)
+    return open_transformers(
+        checkpoint,
+        tokenizer=options.tokenizer,
+        max_context=max_context,
+        accept_unknown=options.accept_unknown,
     )
-    return replace(model, is_quantized=checkpoint.is_quantized)
 
 
-def _of_kind(config: ModelConfig, checkpoint: Checkpoint) -> Callable[..., Exportable]:
-    """The function that opens a checkpoint of a family."""
-    if isinstance(config, RecurrentConfig):
-        return open_recurrent
-    return open_family if checkpoint.texts is None else open_contrast
-
-
-def _opened(
-    source: str | Path | Checkpoint, adapter: str | Path | None, *, text_only: bool
-) -> Checkpoint:
-    checkpoint = open_checkpoint(source, adapter=adapter)
-    return checkpoint.of_text() if text_only else checkpoint
-
-
-def _open_module(
-    module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
+def _open_family(
+    checkpoint: Checkpoint, options: ExportOptions, max_context: int | None
 ) -> Exportable:
-    if isinstance(module, RecurrentModel):
-        return open_recurrent_model(module, tokenizer=tokenizer, max_context=max_context)
-    if isinstance(module, TransformerModel):
-        return open_model(module, tokenizer=tokenizer, max_context=max_context)
-    check_own(module)
-    return open_module(module, tokenizer=tokenizer, max_context=max_context)
+    tokenizer, accepted = options.tokenizer, options.accept_unknown
+    with _advised(checkpoint, options.via):
+        config, keys = read_config_and_keys(
+            checkpoint, ModelConfig, accept_unknown=keys_of_images(checkpoint, accepted)
+        )
+    check_architecture(checkpoint.values, config)
+    if options.mtp:
+        return open_with_head(
+            config,
+            keys,
+            checkpoint,
+            tokenizer=tokenizer,
+            max_context=max_context,
+            accept_unknown=accepted,
+        )
+    if isinstance(config, RecurrentConfig):
+        return open_recurrent(
+            config, keys, checkpoint, tokenizer=tokenizer, max_context=max_context
+        )
+    config, has_texts = sized(config, checkpoint.folder), checkpoint.texts is not None
+    model = open_family(
+        config,
+        keys,
+        checkpoint,
+        tokenizer=None if has_texts else tokenizer,
+        max_context=max_context,
+    )
+    if not has_texts:
+        return model
+    return with_texts(model, checkpoint, tokenizer=tokenizer, accept_unknown=accepted)
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
@@ -212,22 +197,18 @@ def _has_family(checkpoint: Checkpoint) -> bool:
     return False
 
 
-def _refuse_options(
-    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None, *, mtp: bool
-) -> None:
-    if mtp:
+def _refuse_options(options: ExportOptions) -> None:
+    """Refuse options that need a checkpoint."""
+    if options.mtp:
         raise OptionError("mtp needs a checkpoint, not a live module. Leave it out.")
-    if accept_unknown:
+    if options.accept_unknown:
         raise OptionError(
-            f"accept_unknown: a live module has no config.json with {', '.join(accept_unknown)}. "
-            "Leave it out."
+            "accept_unknown: a live module has no config.json with "
+            f"{', '.join(options.accept_unknown)}. Leave it out."
         )
-    if via is not None:
-        raise OptionError(
-            f"via: only for a checkpoint, not a live module (got {via}). Leave it out."
-        )
-    if adapter is not None:
-        raise OptionError(
-            f"adapter: only for a checkpoint, not a live module (got {adapter}). Merge it with "
-            "PEFT first."
-        )
+    for name, advice in (("via", "Leave it out."), ("adapter", "Merge it with PEFT first.")):
+        value = getattr(options, name)
+        if value is not None:
+            raise OptionError(
+                f"{name}: only for a checkpoint, not a live module (got {value}). {advice}"
+            )

@@ -4,12 +4,12 @@ Weights and tables have the names of the module. Those of an encoder-decoder beg
 `decoder.` or `shared.`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 import onnx_ir as ir
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Companion, Exportable
+from ortolan.export.exportable import Companion, Exportable, Origin
 from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
 from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer_of
+from ortolan.export.source.context import context_notes
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
+from ortolan.export.source.forward import cached, forward_of
 from ortolan.export.source.padding import padding_id
 from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import image_source, processed_size
@@ -44,8 +46,7 @@ from ortolan.modeling.checkpoint.folder import (
     empty_model,
     limit_context,
     open_weights,
-    read_config,
-    read_config_keys,
+    read_config_and_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.checkpoint.text_tower import FEATURE_ATTENTION, FEATURE_TOKEN
@@ -61,28 +62,24 @@ from ortolan.modeling.config import (
     FeatureAttention,
     FeatureHead,
     GridInput,
-    GridPositions,
     LanguageModelHead,
     ModelConfig,
-    NormConfig,
     PatchInput,
     StackConfig,
     TokenInput,
     WaveInput,
 )
-from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
-from ortolan.modeling.layers.embeddings import Features as EmbeddingFeatures
-from ortolan.modeling.layers.grid import Grid, flat_patches
+from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
+from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Output, Source, Speech, State, StateType, Tokens
-from ortolan.runtime.bundle.parts import Features
+from ortolan.runtime.bundle.parts import SOUND, VISION, Features
+from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.verification.probes import probe_grids
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -109,50 +106,44 @@ def open_model(
     """Open a live `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`."""
     # Nothing says how many vectors the encoder of a live module gives.
     config = replace(model.config, feature_token_id=None)
-    return _describe(
-        config,
-        limit_context(config, max_context),
-        checkpoint=None,
-        tokenizer=tokenizer,
-        weights=ModuleWeights(model),
-        sha256=partial(module_sha256, model),
-    )
+    origin = Origin(model_type=config.model_type, sha256=cache(partial(module_sha256, model)))
+    return _describe(config, max_context, origin, ModuleWeights(model), tokenizer=tokenizer)
 
 
 def open_family(
     config: ModelConfig,
+    keys: ConfigKeys,
     checkpoint: Checkpoint,
     *,
     tokenizer: str | Path | None,
     max_context: int | None,
-    accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint of a family. Same options and errors as `open_exportable`."""
-    config = _sized(config, checkpoint.folder)
+    """Open a checkpoint of a family, with the encoder of images or sounds that its decoder reads.
+
+    The config is `sized`.
+    """
+    context = _max_tokens(config, checkpoint.folder) if max_context is None else max_context
+    module = empty_model(config)
     model = _describe(
         config,
-        limit_context(
-            config, _max_tokens(config, checkpoint.folder) if max_context is None else max_context
-        ),
+        context,
+        Origin.of_checkpoint(checkpoint, config.model_type, keys),
+        open_weights(checkpoint, config, module),
+        module=module,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
-        weights=open_weights(checkpoint, config),
-        sha256=checkpoint.sha256,
     )
-    keys = read_config_keys(checkpoint, accept_unknown)
-    model = replace(model, keys=keys, left_out=checkpoint.left_out)
     if checkpoint.media is None:
         return model
-    return _reading(model, config, checkpoint.media, checkpoint)
+    return _reading(model, config, checkpoint.media, checkpoint.values)
 
 
 def _reading(
-    model: Exportable, text: ModelConfig, tower: Checkpoint, whole: Checkpoint
+    model: Exportable, text: ModelConfig, tower: Checkpoint, values: Mapping[str, object]
 ) -> Exportable:
     """A decoder with the encoder of the images or sounds that it reads."""
-    config = _sized(read_config(tower, EncoderConfig), tower.folder)
-    encoder = open_family(config, tower, tokenizer=None, max_context=None)
-    token = whole.values[FEATURE_TOKEN]
+    config, keys = read_config_and_keys(tower, EncoderConfig)
+    config, token = sized(config, tower.folder), values[FEATURE_TOKEN]
     if not isinstance(config.head, FeatureHead) or not isinstance(token, int):
         raise TypeError("expected an encoder of vectors for a decoder")
     features = Features(
@@ -162,20 +153,20 @@ def _reading(
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
         wrapping=WRAPPINGS.get(config.model_type),
-        attention=cast(FeatureAttention, whole.values.get(FEATURE_ATTENTION, "causal")),
-        positions=_counting(text),
+        attention=cast(FeatureAttention, values.get(FEATURE_ATTENTION, "causal")),
+        positions="grid" if isinstance(text, DecoderConfig) and text.has_axes else "sequence",
     )
-    dictation = DICTATIONS.get(config.model_type)
-    notes = size_notes(config, tower.folder)
-    return replace(model, features=features, media=encoder, dictation=dictation, notes=notes)
+    encoder = open_family(config, keys, tower, tokenizer=None, max_context=None)
+    return replace(
+        model,
+        features=features,
+        parts={SOUND if isinstance(encoder.source, ChunkedSource) else VISION: encoder},
+        dictation=DICTATIONS.get(config.model_type),
+        notes=(*size_notes(config, tower.folder), *model.notes),
+    )
 
 
-def _counting(config: ModelConfig) -> Literal["sequence", "grid"]:
-    """How a decoder counts the positions of vectors."""
-    return "grid" if isinstance(config, DecoderConfig) and config.has_axes else "sequence"
-
-
-def _sized(config: C, folder: Path) -> C:
+def sized(config: C, folder: Path) -> C:
     """An encoder of images of the size, or with the most patches, of its image processor."""
     match config:
         case EncoderConfig(input=GridInput()):
@@ -206,51 +197,59 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
 
 def _describe(
     config: ModelConfig,
-    limited: ModelConfig,
-    *,
-    checkpoint: Checkpoint | None,
-    tokenizer: str | Path | None,
+    max_context: int | None,
+    origin: Origin,
     weights: Weights,
-    sha256: Callable[[], str],
+    *,
+    tokenizer: str | Path | None,
+    checkpoint: Checkpoint | None = None,
+    module: TransformerModel | None = None,
 ) -> Exportable:
-    """Describe a model to the export."""
-    sides = sides_of(limited)
+    """Describe a model to the export; `module` is the empty one of the whole context."""
+    limited = limit_context(config, max_context)
+    sides, folder = sides_of(limited), origin.folder
     has_vocabulary = sides.media is None or sides.decoder is not None
-    folder = None if checkpoint is None else checkpoint.folder
     companions, library = _text_files(checkpoint, tokenizer, sides, has_vocabulary=has_vocabulary)
     files = _folder_of(folder, tokenizer) if TOKENIZER in companions else None
-    sides = sides_of(limited := _typed(limited, files))
+    limited = _typed(limited, files)
+    sides = sides_of(limited)
     padding = _padding(config, library, files)
     symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
-    takes = _takes(sides, folder, config.model_type, padding=padding)
-    speech = speech_tokens(folder, takes, vocab_size=sides.vocab_size)
-    module = _skeleton(limited, computed := _computed(sides))
+    source = _source(sides, folder, config.model_type, padding=padding)
+    speech = speech_tokens(folder, source, vocab_size=sides.vocab_size)
+    computed = _computed(sides)
+    module = empty_model(limited) if module is None or limited != config else module
+    for name, table in computed.items():
+        parent, _, buffer = name.rpartition(".")
+        module.get_submodule(parent).register_buffer(buffer, table, persistent=False)
+    last = limited.switches_after if isinstance(limited, StackConfig) else None
+    reach = sides_of(config).context_length
     return Exportable(
         kind=sides.kind,
-        model_type=config.model_type,
+        origin=origin,
         context_length=sides.outputs,
-        reach=sides_of(config).context_length,
-        switches_after=limited.switches_after if isinstance(limited, StackConfig) else None,
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
-        module=module,
-        forward=partial(_forward_of(config), module),
-        cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
+        module=module.eval(),
+        forward=partial(forward_of(config), module),
+        weights=weights,
+        tables=computed,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
         maps=map_names(sides),
-        weights=weights,
-        tables=computed,
-        sha256=cache(sha256),
-        folder=folder,
         companions=companions,
-        tokens=_special(config, sides, folder, takes, speech)
+        tokens=_special(config, sides, folder, source, speech)
         if has_vocabulary
         else Tokens(pad=symbols.blank),
         tokenizer=library,
-        takes=takes,
-        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols.texts),
+        source=source,
+        output=_output(sides.encoder, symbols.texts)
+        if sides.encoder and not sides.decoder
+        else None,
+        cached=partial(cached, module) if isinstance(module, DecoderModel) else None,
         speech=speech,
+        switches_after=last,
+        notes=context_notes(sides.outputs, switches_after=last, reach=reach),
     )
 
 
@@ -298,90 +297,6 @@ def _computed(sides: Sides) -> dict[str, Tensor]:
     }
 
 
-def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> TransformerModel:
-    """A model with tables but without weights."""
-    module = empty_model(config)
-    for name, table in computed.items():
-        parent, _, buffer = name.rpartition(".")
-        module.get_submodule(parent).register_buffer(buffer, table, persistent=False)
-    return module.eval()
-
-
-def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
-    match config:
-        case DecoderConfig(state_norm=NormConfig()):
-            return _forward_head
-        case ModelConfig(feature_token_id=int()):
-            return _forward_images
-        case EncoderConfig(input=ChunkedAudioInput() as chunked):
-            return partial(_forward_chunks, chunked)
-        case EncoderConfig(input=GridInput() as grid):
-            return partial(_forward_grid, grid)
-        case _:
-            return _forward
-
-
-def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:
-    if source is not None and source.ndim == 2 and not source.is_floating_point():
-        # ids and types
-        out: Tensor = module(source[:1], None, source[1:])
-        return out[0]
-    inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
-    out = module(*inputs)
-    return out[0]
-
-
-def _forward_chunks(
-    config: ChunkedAudioInput, encoder: EncoderModel, mel: Tensor | None, ids: Tensor | None
-) -> Tensor:
-    if mel is None or ids is not None:
-        raise TypeError("expected an encoder of spectrograms and one of them")
-    frames = mel.shape[1]
-    count = config.vectors(frames)
-    padded = torch.nn.functional.pad(mel, (0, -frames % config.chunk))
-    chunks = padded.reshape(len(mel), -1, config.chunk).transpose(0, 1)
-    out: Tensor = encoder(chunks, torch.tensor([count]))
-    return out[0, :count]
-
-
-def _forward_grid(
-    config: GridInput, encoder: EncoderModel, pixels: Tensor | None, ids: Tensor | None
-) -> Tensor:
-    if pixels is None or ids is not None:
-        raise TypeError("expected an encoder of images and one of them")
-    positions, grid = encoder.config.positions, None
-    if isinstance(positions, GridPositions):
-        rows, columns = (side // config.patch_size for side in pixels.shape[1:])
-        grid = Grid.of((rows, columns), config.merge, positions)
-    out: Tensor = encoder(flat_patches(pixels, config), grid=grid)
-    return out[0]
-
-
-def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor | None) -> Tensor:
-    token = decoder.config.feature_token_id
-    if ids is None or token is None:
-        raise TypeError("expected a decoder of images and its ids")
-    grids = probe_grids(ids.tolist(), token) if decoder.config.has_axes else None
-    features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token, grids)
-    out: Tensor = decoder(ids[None], features)
-    return out[0]
-
-
-def _forward_head(head: DecoderModel, states: Tensor | None, ids: Tensor | None) -> Tensor:
-    if ids is None or states is None:
-        raise TypeError("expected a head, its ids and states")
-    out: Tensor = head(ids[None], previous_BSE=states[None])
-    return out[0]
-
-
-def _cached(decoder: DecoderModel, ids: Tensor) -> Sequence[LayerCache]:
-    tokens = len(ids)
-    empty = empty_cache(decoder.config, batch=1, capacity=tokens)
-    last = torch.tensor([[tokens - 1]])
-    _, present = decoder.step(ids[None], StepLengths.first(tokens), empty, last)
-    return [layer for layer in present if isinstance(layer, LayerCache)]
-
-
 def _tokens(config: ModelConfig) -> Tokens:
     return Tokens(
         bos=config.bos_token_id,
@@ -395,11 +310,11 @@ def _special(
     config: ModelConfig,
     sides: Sides,
     folder: Path | None,
-    takes: Source | None,
+    source: Source | None,
     speech: Speech | None,
 ) -> Tokens:
     tokens = special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
-    opening = opening_tokens(folder, takes, speech, vocab_size=sides.vocab_size)
+    opening = opening_tokens(folder, source, speech, vocab_size=sides.vocab_size)
     return msgspec.structs.replace(tokens, opening=opening)
 
 
@@ -440,7 +355,7 @@ def _typed(config: C, folder: Path | None) -> C:
     return config
 
 
-def _takes(
+def _source(
     sides: Sides, folder: Path | None, model_type: str, *, padding: int | None
 ) -> Source | None:
     if sides.encoder is None:
@@ -480,7 +395,7 @@ def _has_symbols(sides: Sides) -> bool:
     return sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)
 
 
-def _gives(encoder: EncoderConfig, symbols: tuple[str, ...]) -> Output:
+def _output(encoder: EncoderConfig, symbols: tuple[str, ...]) -> Output:
     match encoder.head:
         case CtcHead(size=size):
             return Output(kind="ctc", size=size, labels=symbols)

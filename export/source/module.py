@@ -4,9 +4,9 @@ See `ortolan.modeling.state`. One forward without memory shows what it carries; 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Exportable, Origin
 from ortolan.export.locality.check import check_locality
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.companions import companions_of, tokenizer_of
@@ -36,25 +36,6 @@ from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph, Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """Facts that a module does not tell.
-
-    Attributes:
-        model_type: where it comes from, for the manifest.
-        context_length: tokens that have to fit.
-        tokens: special tokens, unless a file has others.
-        sha256: a hash of everything that decides what it computes.
-        folder: of the checkpoint; None for a live module.
-    """
-
-    model_type: str
-    context_length: int
-    tokens: Tokens
-    sha256: Callable[[], str]
-    folder: Path | None
-
-
 def open_module(
     module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
@@ -66,22 +47,18 @@ def open_module(
             "number of tokens that have to fit."
         )
     folder, path = folder_or_file(tokenizer)
+    sha256 = cache(partial(module_sha256, module))
     opened = open_empty(
         without_memory(module),
         ModuleWeights(module),
-        Described(
-            model_type=type(module).__name__,
-            context_length=context,
-            tokens=Tokens(),
-            sha256=partial(module_sha256, module),
-            folder=folder,
-        ),
+        Origin(model_type=type(module).__name__, sha256=sha256, folder=folder),
+        context=context,
+        tokens=Tokens(),
         tokenizer=path,
     )
     empty = opened.module
     return replace(
         opened,
-        is_own=True,
         check=partial(_check, module, opened),
         # Inputs run in turns: attributes that one sets must not reach another.
         forward=lambda source, ids: _forward(apart(empty), source, ids),
@@ -102,12 +79,18 @@ def _check(live: nn.Module, opened: Exportable) -> None:
 
 
 def open_empty(
-    module: nn.Module, weights: Weights, described: Described, *, tokenizer: str | Path | None
+    module: nn.Module,
+    weights: Weights,
+    origin: Origin,
+    *,
+    context: int,
+    tokens: Tokens,
+    tokenizer: str | Path | None,
 ) -> Exportable:
-    """Open a module without memory. Raises as `open_module`."""
-    carried = find_carried(module)
+    """Open a module without memory; a generation_config.json completes its special tokens."""
+    carried, tables = find_carried(module), dict(module.named_buffers())
     companions = companions_of(
-        described.folder,
+        origin.folder,
         tokenizer,
         vocab_size=carried.vocab_size,
         has_vocabulary=True,
@@ -116,33 +99,26 @@ def open_empty(
     generation = companions.get(GENERATION_CONFIG)
     return Exportable(
         kind="decoder",
-        model_type=described.model_type,
-        context_length=described.context_length,
+        origin=origin,
+        context_length=context,
         vocab_size=carried.vocab_size,
         source_vocab_size=carried.vocab_size,
         module=module,
         forward=partial(_forward, module),
-        cached=partial(_cached, module, carried),
+        weights=weights,
+        tables=tables,
         trace=lambda role, graph, dtype: simplify(
-            _trace(module, carried, role, graph, dtype),
-            tables=dict(module.named_buffers()),
-            context_length=described.context_length,
+            _trace(module, carried, role, graph, dtype), tables=tables, context_length=context
         ),
         states=carried.states,
-        maps=(),
-        weights=weights,
-        tables=dict(module.named_buffers()),
-        sha256=described.sha256,
-        folder=described.folder,
         companions=companions,
         tokens=special_tokens(
-            described.tokens,
+            tokens,
             generation.parent if isinstance(generation, Path) else None,
             vocab_size=carried.vocab_size,
         ),
         tokenizer=tokenizer_of(companions, carried.vocab_size),
-        takes=None,
-        gives=None,
+        cached=partial(_cached, module, carried),
         takes_one=carried.takes_one,
     )
 

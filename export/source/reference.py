@@ -51,7 +51,7 @@ def with_reference(opened: Exportable, reference: Reference) -> Exportable:
         if ids is None:
             raise TypeError("a decoder takes ids")
         logits = _logits(reference, ids, expected)
-        _compare(opened.model_type, ids, expected, logits)
+        _compare(opened.origin.model_type, ids, expected, logits)
         return logits
 
     return replace(opened, original=original)

@@ -124,27 +124,28 @@ def read_config(
         ConfigError: Ortolan does not implement the family, does not understand the config, or the
             model is of another kind.
     """
-    checkpoint = open_checkpoint(source)
-    config = config_from_hf(checkpoint.values, ModelConfig, accept_unknown=accept_unknown)
+    return read_config_and_keys(open_checkpoint(source), kind, accept_unknown=accept_unknown)[0]
+
+
+def read_config_and_keys(
+    checkpoint: Checkpoint, kind: type[C], *, accept_unknown: Collection[str] = ()
+) -> tuple[C, ConfigKeys]:
+    """Read the config of a checkpoint, and classify its keys; see `read_config`."""
+    config, reader = _read(checkpoint.values)
+    keys = reader.finish(accept_unknown)
     match config:
         case EncoderConfig(head=ClassifierHead()):
-            values = checkpoint.values | cross_encoder_values(checkpoint.folder)
-            config = config_from_hf(values, ModelConfig, accept_unknown=accept_unknown)
+            further = cross_encoder_values(checkpoint.folder)
+            config = _read(checkpoint.values | further)[0] if further else config
         case EncoderConfig(head=None | LanguageModelHead(), hidden_size=width):
             # Some configs keep the class of the model that the embedding was trained from.
             embedding = read_sentence_head(checkpoint.folder, width)
             config = config if embedding is None else replace(config, head=embedding)
-        case DecoderConfig(hidden_size=width) if kind is not DecoderConfig:
+        case DecoderConfig(hidden_size=width) if not issubclass(kind, DecoderConfig):
             # A language model whose states embed texts.
             head = read_sentence_head(checkpoint.folder, width)
             config = config if head is None else as_encoder(config, head=head)
-    return _of_kind(config, kind)
-
-
-def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-    """Classify the keys of a checkpoint's config; see `read_config`."""
-    _, reader = _read(open_checkpoint(source).values)
-    return reader.finish(accept_unknown)
+    return _of_kind(config, kind), keys
 
 
 def unknown_keys(source: Source) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ def config_from_hf(
     return _of_kind(config, kind)
 
 
-def _of_kind(config: ModelConfig, kind: type[ModelConfig]) -> ModelConfig:
+def _of_kind(config: ModelConfig, kind: type[C]) -> C:
     """Return the config, or raise ConfigError if it is of another kind."""
     if not isinstance(config, kind):
         raise ConfigError(
@@ -209,9 +210,12 @@ def _with_parts(config: DecoderConfig, parts: int) -> DecoderConfig:
     return replace(config, blocks=(*first, *config.blocks[parts:]))
 
 
-def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
-    """Weights of a checkpoint by our names, read on demand."""
-    checkpoint, module, table = open_checkpoint(source), empty_model(config), weights_of(config)
+def open_weights(
+    source: Source, config: ModelConfig, module: TransformerModel | None = None
+) -> MappedWeights:
+    """Weights of a checkpoint by our names, read on demand; `module` is the `empty_model`."""
+    checkpoint, table = open_checkpoint(source), weights_of(config)
+    module = empty_model(config) if module is None else module
     if isinstance(checkpoint.tensors, Adapted):
         tied = {*module.tied, *module.tied.values()}
         checkpoint.tensors.check_tied(

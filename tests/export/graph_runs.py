@@ -38,7 +38,7 @@ def sessions(bundle: Bundle) -> dict[str, Any]:
 
 def sessions_of(module: TransformerModel, roles: Sequence[str], folder: Path) -> dict[str, Any]:
     """onnxruntime sessions of the float32 graphs of a module, without a bundle."""
-    source = open_exportable(module, tokenizer=None, max_context=None)
+    source = open_exportable(module)
     graphs: dict[str, ir.Model] = {
         role: tidy(source.trace(role, Graph(file=role), torch.float32)) for role in roles
     }

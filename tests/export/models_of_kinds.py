@@ -10,6 +10,7 @@ from tests.tiny.tokenizers import of_characters, with_ends
 from torch import nn
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     AudioInput,
@@ -83,11 +84,11 @@ def module_of(config: Config) -> TransformerModel:
 
 
 def opened(source: nn.Module | Path, max_context: int | None = None) -> Exportable:
-    return open_exportable(source, tokenizer=None, max_context=max_context)
+    return open_exportable(source, max_context=max_context)
 
 
 def source_of(config: Config, tokenizer: Path | None = None) -> Exportable:
-    return open_exportable(module_of(config), tokenizer=tokenizer, max_context=None)
+    return open_exportable(module_of(config), ExportOptions(tokenizer=tokenizer))
 
 
 def write_plain_tokenizer(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from tests.export.own_module import Unusual, ordinary, unusual
 from torch import Tensor
 
 import ortolan
-from ortolan.export import pipeline
+from ortolan.export import write as written
 from ortolan.export.manifest import describe
 from ortolan.modeling.state import State
 from ortolan.runtime import Bundle, verify
@@ -38,7 +38,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_state(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state_folder))
-    monkeypatch.setattr(pipeline, "describe", describe)
+    monkeypatch.setattr(written, "describe", describe)
 
 
 def exported(folder: Path) -> Bundle:
@@ -51,7 +51,7 @@ def exported(folder: Path) -> Bundle:
 def made(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Bundle:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_STATE_HOME", str(state_folder))
-        patched.setattr(pipeline, "describe", describe)
+        patched.setattr(written, "describe", describe)
         return exported(tmp_path_factory.mktemp("made"))
 
 

@@ -9,7 +9,6 @@ from tests.modeling.tiny_models import random_text, reference_logits, reference_
 from transformers import PreTrainedModel
 
 import ortolan
-from ortolan.export.advice import context_notes
 from ortolan.export.options import ExportOptions, Via
 from ortolan.export.preview.preview import preview
 from ortolan.export.proof.probes import text_of
@@ -67,9 +66,9 @@ def test_a_bundle_computes_the_texts_it_is_for_as_transformers_does(
 
 @pytest.mark.parametrize("via", ["family", "transformers"])
 def test_a_certificate_says_which_frequencies_it_compares(via: Via, checkpoint: Path) -> None:
-    opened = open_exportable(checkpoint, tokenizer=None, max_context=LONGEST, via=via)
-    assert (opened.reach, opened.switches_after) == (LONGEST, ORIGINAL)
-    assert "changes its rotary frequencies" in context_notes(opened)[0]
+    opened = open_exportable(checkpoint, ExportOptions(via=via), max_context=LONGEST)
+    assert opened.switches_after == ORIGINAL
+    assert "changes its rotary frequencies" in opened.notes[0]
     assert f"of a text of {LONGEST} tokens" in text_of(opened, None)
 
 
@@ -84,14 +83,14 @@ def test_what_an_export_would_limit_is_said_before(checkpoint: Path) -> None:
 def test_nothing_is_said_where_frequencies_are_the_same_for_all_texts(tmp_path: Path) -> None:
     reference_model(values_of("longrope alike")).save_pretrained(tmp_path)
     for via in ("family", "transformers"):
-        opened = open_exportable(tmp_path, tokenizer=None, max_context=None, via=via)
+        opened = open_exportable(tmp_path, ExportOptions(via=via))
         assert opened.context_length == LONGEST
-        assert context_notes(opened) == ()
+        assert opened.notes == ()
         assert "frequencies" not in text_of(opened, None)
 
 
 def test_a_reference_of_transformers_chooses_frequencies_itself(checkpoint: Path) -> None:
-    opened = open_exportable(checkpoint, tokenizer=None, max_context=None, via="transformers")
+    opened = open_exportable(checkpoint, ExportOptions(via="transformers"))
     assert opened.context_length == ORIGINAL
     kinds = {getattr(module, "rope_type", None) for module in opened.module.modules()}
     assert "longrope" in kinds

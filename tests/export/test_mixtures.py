@@ -66,7 +66,7 @@ def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: P
 
 
 def test_experts_are_rounded_where_products_are_calibrated(model: DecoderModel) -> None:
-    source = open_exportable(model, tokenizer=None, max_context=None)
+    source = open_exportable(model)
     scheme = Scheme(bits=4, group=32)
     names = [*EXPERTS, "blocks.0.attention.qkv.weight", "blocks.0.feed_forward.shared.up.weight"]
     inputs = Inputs(ids=[torch.arange(start, start + 40) for start in (0, 15, 30)])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import ortolan
 from ortolan.export import pipeline
+from ortolan.export import write as written
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.options import Int4
 from ortolan.export.passes import tidy
@@ -71,7 +72,7 @@ def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> Non
         node.attributes.add(attribute)
         return model
 
-    monkeypatch.setattr(pipeline, "tidy", tidied)
+    monkeypatch.setattr(written, "tidy", tidied)
 
 
 DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -123,7 +124,7 @@ def test_weights_that_the_disk_does_not_give_back_fail_the_export(
             file.write(b"?")
         return stored
 
-    monkeypatch.setattr(pipeline, "store", damaged)
+    monkeypatch.setattr(written, "store", damaged)
     with pytest.raises(ExportError, match=r"BundleFileError: weights-.*sha256"):
         ortolan.export(checkpoint, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from ortolan.export.preview.preview import Preview, preview
 from ortolan.export.progress import ESTIMATE
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
+from ortolan.runtime.bundle.parts import VISION
 
 Export = Callable[[str], Exported]
 
@@ -77,8 +78,7 @@ def test_encoders_in_the_bundle_count(tmp_path: Path) -> None:
     bundle = ortolan.export(tmp_path / "source", tmp_path / "out")
     about = preview(tmp_path / "source")
     (part,) = about.parts.values()
-    vision = open_exportable(tmp_path / "source", tokenizer=None, max_context=None).media
-    assert vision is not None
+    vision = open_exportable(tmp_path / "source").parts[VISION]
     assert about.parts.keys() == {"vision"}
     assert part.parameters == sum(weight.numel() for weight in vision.module.parameters())
     size = sum(file.stat().st_size for file in bundle.path.rglob("weights-*.bin"))
@@ -134,7 +134,7 @@ def test_probable_refusals_are_known_before_any_work(
     ],
 )
 def test_first_advice_is_more_effort(precision: Precision, first: str, checkpoint: Path) -> None:
-    model = open_exportable(checkpoint, tokenizer=None, max_context=None)
+    model = open_exportable(checkpoint)
     assert advise(model, resolve(model.kind, precision=precision))[0] == first
 
 

@@ -195,7 +195,7 @@ def test_a_gguf_file_of_one_format_decides_the_precision(
     kind: str, precision: str, tmp_path: Path
 ) -> None:
     file = write_model(tmp_path, {f"blk.0.{part}.weight": kind for part in PRODUCTS})
-    model = open_exportable(file, tokenizer=None, max_context=None)
+    model = open_exportable(file)
     assert default_precision(model) == precision
     assert preview(file).default == precision
 
@@ -218,7 +218,7 @@ def test_kept_codes_are_no_risk_and_advice_does_not_round_them_again(tmp_path: P
         (tmp_path / name).mkdir()
         about = preview(write_model(tmp_path / name, values))
         assert bool(about.risks) == are_risky, name
-    model = open_exportable(tmp_path / "kept/model.gguf", tokenizer=None, max_context=None)
+    model = open_exportable(tmp_path / "kept/model.gguf")
     plan = resolve(model.kind, precision=default_precision(model))
     assert advise(model, plan) == ("--precision fp32",)
 

@@ -104,7 +104,7 @@ def test_export_that_goes_wrong_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = module_of(CONFIGS[name]())
-    source = open_exportable(module, tokenizer=None, max_context=None)
+    source = open_exportable(module)
     louder = Louder(source.weights)
 
     def told(step: str, done: int, total: int, what: str = "") -> None:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Exportable, Origin
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
-from ortolan.export.source.module import Described, open_empty
+from ortolan.export.source.context import context_notes
+from ortolan.export.source.module import open_empty
 from ortolan.export.source.transformers.adapter import (
     TransformersModule,
     first_position,
@@ -68,20 +69,21 @@ def open_transformers(
     # choose those of the whole context.
     for model in (traced,) if last is None or context <= last else (traced, reference):
         pin_rotary(model, context)
-    described = Described(
-        model_type=reference.config.model_type,
-        context_length=context,
-        tokens=_tokens(reference.config),
-        sha256=checkpoint.sha256,
-        folder=checkpoint.folder,
-    )
+    model_type, reach = reference.config.model_type, longest_context(reference)
     _write_companions(checkpoint, with_tokenizer=tokenizer is None)
-    with _explained(described.model_type):
+    with _explained(model_type):
         adapter = TransformersModule(traced, context)
-        opened = open_empty(adapter, InterleavedWeights(weights), described, tokenizer=tokenizer)
+        opened = open_empty(
+            adapter,
+            InterleavedWeights(weights),
+            Origin.of_checkpoint(checkpoint, model_type, keys),
+            context=context,
+            tokens=_tokens(reference.config),
+            tokenizer=tokenizer,
+        )
 
     def trace(role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
-        with _explained(described.model_type):
+        with _explained(model_type):
             return opened.trace(role, graph, dtype)
 
     return replace(
@@ -89,10 +91,8 @@ def open_transformers(
         trace=trace,
         module=reference,
         forward=lambda _, ids: _forward(reference, ids),
-        keys=keys,
-        left_out=checkpoint.left_out,
-        reach=longest_context(reference),
         switches_after=last,
+        notes=context_notes(context, switches_after=last, reach=reach),
     )
 
 

@@ -27,6 +27,7 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.weights import ModuleWeights
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Source
+from ortolan.runtime.bundle.parts import TEXT
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
 from ortolan.runtime.bundle.text_source import TextSource
 
@@ -50,16 +51,16 @@ _MOST = 3
 
 def with_original(opened: Exportable, live: nn.Module, owner: object) -> Exportable:
     """The same model, whose certificate holds what the live one computes."""
-    texts = opened.texts
+    parts, texts = dict(opened.parts), opened.parts.get(TEXT)
     if texts is not None:
-        texts = replace(texts, original=_Original(live, texts, owner, opened.takes))
-    original = _Original(live, opened, owner, None if texts is None else opened.takes)
-    if opened.media is not None and (changes := original.changes):
+        parts[TEXT] = replace(texts, original=_Original(live, texts, owner, opened.source))
+    original = _Original(live, opened, owner, None if texts is None else opened.source)
+    if opened.features is not None and (changes := original.changes):
         raise ConfigError(
             f"{type(live).__name__} reads images or sounds, and was changed after it was built: "
             f"{listed(changes)}. {_REMEDY}"
         )
-    return replace(opened, texts=texts, original=original)
+    return replace(opened, parts=parts, original=original)
 
 
 def published_class(model: nn.Module) -> type[nn.Module]:
@@ -128,14 +129,14 @@ class _Original:
         value = _chosen(output, opened, expected)
         if value is None:
             raise ConfigError(
-                f"{name}: its forward returned no {opened.output} of shape "
+                f"{name}: its forward returned no {opened.output_kind} of shape "
                 f"{tuple(expected.shape)}, as {published_class(self._live).__name__} does. "
                 f"{_REMEDY}"
             )
         most = float((value - expected).abs().max())
         if not most <= TOLERANCE * float(value.abs().max()):
             raise ConfigError(
-                f"{name} does not compute the {opened.output} of its config and weights: they "
+                f"{name} does not compute the {opened.output_kind} of its config and weights: they "
                 f"differ by {most:.2g} of at most {float(value.abs().max()):.2g}. It was changed "
                 f"after it was built: {listed(self.changes) or 'its config'}. {_REMEDY}"
             )
@@ -264,13 +265,13 @@ def _arguments(
 ) -> dict[str, Any]:
     """Arguments of transformers for one input."""
     known, arguments = _accepted(live), dict[str, Any]()
-    if ids is not None and (opened.takes is None or opened.features is not None):
+    if ids is not None and (opened.source is None or opened.features is not None):
         arguments = {"input_ids": ids[None]}
     else:
         arguments = _source_arguments(opened, source)
         if ids is not None:
             arguments["decoder_input_ids"] = ids[None]
-    if isinstance(opened.takes, ImageSource) and "interpolate_pos_encoding" in known:
+    if isinstance(opened.source, ImageSource) and "interpolate_pos_encoding" in known:
         size = getattr(live.config, "image_size", ())
         own = (size, size) if isinstance(size, int) else tuple(size)
         arguments["interpolate_pos_encoding"] = arguments["pixel_values"].shape[2:] != own
@@ -287,7 +288,7 @@ def _arguments(
 def _source_arguments(opened: Exportable, source: Tensor | None) -> dict[str, Any]:
     if source is None:
         raise TypeError("expected a source")
-    match opened.takes:
+    match opened.source:
         case TextSource() if source.ndim == 2:
             return {"input_ids": source[:1], "token_type_ids": source[1:]}
         case PatchSource(patch=patch):
@@ -341,7 +342,7 @@ def _chosen(output: Any, opened: Exportable, expected: Tensor) -> Tensor | None:
 
 
 def _names_of(opened: Exportable) -> tuple[str, ...]:
-    return ("text_embeds",) if isinstance(opened.takes, TextSource) else ("image_embeds",)
+    return ("text_embeds",) if isinstance(opened.source, TextSource) else ("image_embeds",)
 
 
 def _is_published(kind: type) -> bool:

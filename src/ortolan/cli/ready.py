@@ -242,7 +242,7 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
         check = partial(_check_template, job)
         source = fetched(listing, check=check, progress=partial(tell, "progress"))
     _check_template(job, open_checkpoint(source))
-    model = open_exportable(source, tokenizer=None, max_context=None)
+    model = open_exportable(source)
     if model.kind not in job.kinds:
         raise PreparationError(
             f"{job.command} needs a model that writes text, and {job.model} is an {model.kind}. "

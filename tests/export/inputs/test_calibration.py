@@ -228,11 +228,12 @@ def test_own_file_of_each_kind(
     is_mute = config == image_config() or getattr(config, "vocab_size", 0) == 98
     model = source_of(config, None if is_mute else wrapping)
     assert own_calibration(model) is None
-    assert own_calibration(replace(model, folder=tmp_path)) is None
+    model = replace(model, origin=replace(model.origin, folder=tmp_path))
+    assert own_calibration(model) is None
     expected = None if name is None else tmp_path / name
     for suffix in (".txt", ".tsv", ".npy"):
         (tmp_path / f"calibration{suffix}").touch()
-    assert own_calibration(replace(model, folder=tmp_path)) == expected
+    assert own_calibration(model) == expected
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_own_file_of_each_kind(
 def test_own_files_of_our_models_hold_enough_for_the_defaults(
     name: str, count: int, held_out: int
 ) -> None:
-    model = open_exportable(MODELS / name, tokenizer=None, max_context=None)
+    model = open_exportable(MODELS / name)
     path = own_calibration(model)
     assert path is not None
     data = read_calibration(path, model, is_learned_from=True)

@@ -160,6 +160,6 @@ def test_texts_begin_with_bos_or_a_word() -> None:
         return [np.array([1, 2], np.int64) for _ in given]
 
     module = kinds.module_of(replace(kinds.decoder_config(), bos_token_id=3))
-    synthetic_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
+    synthetic_inputs(open_exportable(module), remember, count=8)
     assert begun[::2] == [[3]] * 16
     assert len({tuple(ids) for ids in begun[1::2]}) > 8

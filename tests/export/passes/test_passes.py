@@ -14,7 +14,7 @@ from tests.tiny.transformers_types import tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.export.derived import recipes_of
-from ortolan.export.options import Via
+from ortolan.export.options import ExportOptions, Via
 from ortolan.export.passes import tidy
 from ortolan.export.passes.fold_constants import LARGEST, FoldConstants, InlineConstants
 from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
@@ -121,7 +121,7 @@ def test_large_tables_and_those_of_several_axes_stay_initializers() -> None:
 
 def counted(folder: Path, via: Via) -> Counter[str]:
     """Number of nodes by operator, without constants."""
-    source = open_exportable(folder, tokenizer=None, max_context=None, via=via)
+    source = open_exportable(folder, ExportOptions(via=via))
     model = tidy(source.trace("decoder", Graph(file="decoder.onnx"), torch.float32))
     assert bool(recipes_of([model])) or via == "family"
     return Counter(node.op_type for node in model.graph if node.op_type != "Constant")

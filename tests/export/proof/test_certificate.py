@@ -78,7 +78,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def certified(model: Exportable) -> Certificate:
-    return certify(model, make_probes(model), thresholds=thresholds("fp32", output=model.output))
+    return certify(
+        model, make_probes(model), thresholds=thresholds("fp32", output=model.output_kind)
+    )
 
 
 def logits_of(certificate: Certificate) -> Logits:
@@ -100,7 +102,7 @@ def outputs(model: Exportable, module: TransformerModel) -> list[NDArray[np.floa
         with torch.inference_mode():
             output = module(*sides).numpy()
         output = output[0] if output.ndim == 3 else output
-        rows.append(output[kept_positions(len(output), model.output)])
+        rows.append(output[kept_positions(len(output), model.output_kind)])
     return rows
 
 

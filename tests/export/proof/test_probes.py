@@ -67,7 +67,7 @@ def test_probes_are_cut_from_a_text(plain: Path) -> None:
 def test_one_probe_of_an_own_module_reaches_over_its_context(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = replace(decoder(600, plain), is_own=True)
+    own = replace(decoder(600, plain), check=bool)
     assert [len(ids_of(probe)) for probe in make_probes(own, proof="quick")] == [
         *LENGTHS["quick"],
         600,

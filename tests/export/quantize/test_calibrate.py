@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 def calibrated(module: TransformerModel, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
-    source = open_exportable(module, tokenizer=None, max_context=None)
+    source = open_exportable(module)
     plan = dict.fromkeys(names, SCHEME)
     found: dict[str, Found] = {}
     for weight in calibrated_weights(source, plan, inputs):
@@ -143,7 +143,7 @@ def test_a_decoder_is_calibrated_on_what_its_encoder_gives(name: str) -> None:
 
 def test_weights_that_are_stored_as_rows_of_one_are_found_one_by_one() -> None:
     module = unusual()
-    model = open_exportable(module, tokenizer=None, max_context=None)
+    model = open_exportable(module)
     inputs = Inputs(ids=TEXTS)
     parts = ("layers.0.q.weight", "layers.0.kv.weight")
     apart = {

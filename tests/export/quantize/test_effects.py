@@ -128,7 +128,7 @@ TEXTS = [torch.arange(start, start + 20) for start in (0, 7, 31)]
 def opened() -> tuple[DecoderModel, Exportable]:
     torch.manual_seed(0)
     module = DecoderModel(tiny_models.gpt2()).eval()  # its head is its embedding
-    return module, open_exportable(module, tokenizer=None, max_context=None)
+    return module, open_exportable(module)
 
 
 def divergence(module: DecoderModel, values: Mapping[str, Tensor]) -> float:

@@ -119,8 +119,8 @@ def test_keys_that_were_accepted_and_ignored_are_in_the_manifest(
 )
 def test_inputs_and_outputs_of_an_encoder(head: Any, gives: Output) -> None:
     source = source_of(encoder_config(head=head))
-    assert (source.kind, source.gives, source.tokens) == ("encoder", gives, Tokens())
-    assert source.takes == TextSource(max_tokens=20, pairs=gives.kind == "labels")
+    assert (source.kind, source.output, source.tokens) == ("encoder", gives, Tokens())
+    assert source.source == TextSource(max_tokens=20, pairs=gives.kind == "labels")
     assert (source.vocab_size, source.context_length) == (97, 20)
 
 
@@ -130,8 +130,8 @@ def test_a_sentence_folder_has_a_length_and_prompts(tmp_path: Path) -> None:
     prompts = '{"prompts": {"query": "query: "}, "default_prompt_name": "query"}'
     (tmp_path / "config_sentence_transformers.json").write_text(prompts)
     source = opened(tmp_path)
-    assert source.gives == Output(kind="embedding", size=64)
-    assert source.takes == TextSource(
+    assert source.output == Output(kind="embedding", size=64)
+    assert source.source == TextSource(
         max_tokens=30, prompts={"query": "query: "}, default_prompt="query"
     )
     assert opened(tmp_path, 35).context_length == 35
@@ -145,7 +145,7 @@ def test_image_encoder_has_no_vocabulary_and_a_vit_s_defaults() -> None:
     expected = ImageSource(
         channels=1, height=9, width=6, mean=half, std=half, scale=1 / 255, resample="bilinear"
     )
-    assert (source.kind, source.takes, source.tokens) == ("encoder", expected, Tokens())
+    assert (source.kind, source.source, source.tokens) == ("encoder", expected, Tokens())
     assert (source.vocab_size, source.context_length) == (1, 7)
 
 
@@ -155,9 +155,9 @@ def test_tables_of_both_sides_have_their_names_in_the_module() -> None:
     assert source.tables.keys() == {"encoder.position_table", "decoder.position_table"}
     for name, table in source.tables.items():
         np.testing.assert_array_equal(table, module.get_buffer(name)[:17])
-    assert (source.kind, source.takes) == ("encoder-decoder", TextSource(max_tokens=17))
+    assert (source.kind, source.source) == ("encoder-decoder", TextSource(max_tokens=17))
     sizes = (source.vocab_size, source.source_vocab_size, source.context_length)
-    assert (sizes, source.gives) == ((97, 97, 17), None)
+    assert (sizes, source.output) == ((97, 97, 17), None)
 
 
 def test_tables_have_the_rows_and_the_stretch_of_the_chosen_context(checkpoint: Path) -> None:
@@ -196,13 +196,13 @@ def test_a_chat_template_in_the_config_of_the_tokenizer_is_copied(folder: Path) 
 def test_another_tokenizer_replaces_the_checkpoints_own(checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     of_characters().save(str(other))
-    source = open_exportable(checkpoint, tokenizer=other, max_context=None)
+    source = open_exportable(checkpoint, ExportOptions(tokenizer=other))
     assert source.companions["tokenizer.json"] == other
 
 
 def test_a_checkpoint_of_images_says_how_they_become_pixels(tmp_path: Path) -> None:
     change(saved("vit-classifier", tmp_path) / "preprocessor_config.json", image_mean=0.25)
-    takes = opened(tmp_path).takes
+    takes = opened(tmp_path).source
     assert isinstance(takes, ImageSource)
     assert takes.mean == (0.25,) * 3
 
@@ -238,16 +238,16 @@ def test_special_tokens_are_those_of_transformers(place: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["bert", "marian", "vit"])
 def test_hash_of_a_folder_covers_its_config(name: str, tmp_path: Path) -> None:
-    before = opened(saved(name, tmp_path)).sha256()
-    assert opened(tmp_path).sha256() == before
+    before = opened(saved(name, tmp_path)).origin.sha256()
+    assert opened(tmp_path).origin.sha256() == before
     change(tmp_path / "config.json", transformers_version="0")
-    assert opened(tmp_path).sha256() != before
+    assert opened(tmp_path).origin.sha256() != before
 
 
 def test_hash_of_a_checkpoint_covers_its_weights(folder: Path) -> None:
-    before = opened(folder).sha256()
+    before = opened(folder).origin.sha256()
     save(tiny_models.decoder(tiny_models.llama(), torch.float16), folder)
-    assert opened(folder).sha256() != before
+    assert opened(folder).origin.sha256() != before
 
 
 MODULES: dict[str, Callable[[], Any]] = {
@@ -264,11 +264,11 @@ MODULES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_hash_of_a_module_covers_its_config_and_its_last_weight(name: str) -> None:
     module = MODULES[name]()
-    before = opened(module).sha256()
-    assert opened(MODULES[name]()).sha256() == before
+    before = opened(module).origin.sha256()
+    assert opened(MODULES[name]()).origin.sha256() == before
     list(module.parameters())[-1].data.flatten()[-1] += 1
-    assert opened(module).sha256() != before
-    assert opened(tiny_models.decoder(tiny_models.mistral())).sha256() != before
+    assert opened(module).origin.sha256() != before
+    assert opened(tiny_models.decoder(tiny_models.mistral())).origin.sha256() != before
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -288,20 +288,17 @@ def larger_tokenizer(folder: Path) -> object:
 def tokenizer_of_images(folder: Path) -> object:
     source = saved("vit", folder / "vit")
     path = write_plain_tokenizer(source)
-    return open_exportable(source, tokenizer=path, max_context=None)
+    return open_exportable(source, ExportOptions(tokenizer=path))
 
 
 REFUSED: dict[str, Callable[[Path], object]] = {
     "an unknown key": unknown_key,
     "accepted keys of a module": lambda _: open_exportable(
-        tiny_models.decoder(tiny_models.llama()),
-        tokenizer=None,
-        max_context=None,
-        accept_unknown=("strange",),
+        tiny_models.decoder(tiny_models.llama()), ExportOptions(accept_unknown=("strange",))
     ),
     "no checkpoint": lambda folder: opened(folder / "none"),
     "no tokenizer": lambda folder: open_exportable(
-        folder, tokenizer=folder / "none.json", max_context=None
+        folder, ExportOptions(tokenizer=folder / "none.json")
     ),
     "a longer context": lambda folder: opened(folder, 601),
     "a shorter context of images": lambda _: opened(module_of(image_config()), 5),

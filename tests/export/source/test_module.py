@@ -18,6 +18,7 @@ from tests.tiny.tokenizers import of_characters
 from torch import Tensor, nn
 
 import ortolan
+from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
 from ortolan.export.source.module import without_memory
 
@@ -93,7 +94,7 @@ def test_the_tokenizer_and_its_special_tokens_come_from_a_folder(tmp_path: Path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7]}')
     module = unusual()
     module.embed = nn.Embedding(tiny_models.VOCAB, 32)  # for all ids of the tokenizer
-    model = open_exportable(module, tokenizer=tmp_path, max_context=32)
+    model = open_exportable(module, ExportOptions(tokenizer=tmp_path), max_context=32)
     assert model.tokens.eos == (7,)
     assert model.tokenizer is not None
     assert sorted(model.companions) == ["generation_config.json", "tokenizer.json"]
@@ -102,7 +103,7 @@ def test_the_tokenizer_and_its_special_tokens_come_from_a_folder(tmp_path: Path)
 def test_other_weights_have_another_hash() -> None:
     other = unusual()
     other.taps.data[0, 0] += 1
-    assert len({opened(module).sha256() for module in (unusual(), other, unusual())}) == 2
+    assert len({opened(module).origin.sha256() for module in (unusual(), other, unusual())}) == 2
 
 
 # --- modules of other forms -----------------------------------------------------------------------

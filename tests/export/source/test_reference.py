@@ -59,7 +59,7 @@ def opened(**options: Any) -> tuple[Original, Exportable, Tensor]:
     port = Ported(original, **options)
     with torch.no_grad():
         logits = port(IDS[None], ortolan.State.whole())[0]
-    return original, open_exportable(port, tokenizer=None, max_context=None), logits
+    return original, open_exportable(port), logits
 
 
 def compared(reference: Any, port: Exportable, logits: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ def saved(folder: Path, name: str, **values: object) -> PreTrainedModel:
     return model
 
 
-def opened(folder: Path, **options: Any) -> Exportable:
-    return open_exportable(folder, tokenizer=None, **{"max_context": None, **options})
+def opened(folder: Path, *, max_context: int | None = None, **options: Any) -> Exportable:
+    return open_exportable(folder, ExportOptions(**options), max_context=max_context)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
 
 def test_transformers_is_chosen_where_there_is_no_family(tmp_path: Path) -> None:
     saved(tmp_path, "olmo3")
-    assert opened(tmp_path).model_type == "olmo3"
+    assert opened(tmp_path).origin.model_type == "olmo3"
 
 
 def without_versions(text: str) -> str:
@@ -233,12 +233,7 @@ def test_options_of_a_checkpoint_are_refused_for_a_live_module(
     assert opened(tmp_path, via="transformers").context_length == 128
     config: Any = opened(tmp_path).module.config
     model = build(config)
-    assert (
-        refusal(
-            lambda: open_exportable(model, tokenizer=None, max_context=None, via="transformers")
-        )
-        == snapshot
-    )
+    assert refusal(lambda: open_exportable(model, ExportOptions(via="transformers"))) == snapshot
 
 
 @pytest.mark.slow

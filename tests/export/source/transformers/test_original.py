@@ -19,6 +19,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.proof.certificate import certify, thresholds
 from ortolan.export.proof.probes import make_probes
 from ortolan.export.source import open_exportable
+from ortolan.runtime.bundle.parts import TEXT
 from ortolan.runtime.verification.certificate import Certificate
 
 LLAMA: dict[str, Any] = {
@@ -236,10 +237,10 @@ EQUAL: dict[str, Callable[[], Model]] = {
 
 def certified(model: nn.Module) -> tuple[Exportable, Certificate]:
     """The reference of a live model and of its parts."""
-    opened = open_exportable(model, tokenizer=None, max_context=None)
+    opened = open_exportable(model)
     gc.collect()
-    for part in filter(None, (opened.texts, opened)):
-        bounds = thresholds("fp32", output=part.output)
+    for part in filter(None, (opened.parts.get(TEXT), opened)):
+        bounds = thresholds("fp32", output=part.output_kind)
         certificate = certify(part, make_probes(part, proof="quick"), thresholds=bounds)
     return opened, certificate
 
