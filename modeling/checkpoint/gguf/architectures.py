@@ -22,11 +22,13 @@ SIZES = {
 }
 """GGUF keys below the architecture's name, and the config keys they become."""
 
+EPSILON = "attention.layer_norm_epsilon"
+
 RMS = SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 
-LAYER_NORM = SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps"}
+LAYER_NORM = SIZES | {EPSILON: "layer_norm_eps"}
 
-WINDOWED = RMS | {"attention.sliding_window": "sliding_window"}
+WINDOW = {"attention.sliding_window": "sliding_window"}
 
 GPT2_SIZES = {
     "context_length": "n_positions",
@@ -34,7 +36,7 @@ GPT2_SIZES = {
     "block_count": "n_layer",
     "feed_forward_length": "n_inner",
     "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    EPSILON: "layer_norm_epsilon",
 }
 
 SOFT_CAPS = {
@@ -44,17 +46,22 @@ SOFT_CAPS = {
 
 GELU_TANH = "gelu_pytorch_tanh"
 
+BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+HEAD_NORM = "attn_q_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """How to read GGUF files of one architecture as a Hugging Face checkpoint.
 
     Attributes:
-        model_type: model type of the config.
-        model_class: class of transformers.
-        names: names of tensors.
+        model_type: of the config.
+        model_class: of transformers.
+        names: Hugging Face names of tensors.
         keys: config keys by GGUF keys below the architecture's name; None if shapes imply it.
         implied: config values that every such file implies.
+        switches: config keys that are true if the first layer has a tensor.
         turns_pairs: rows of queries and keys alternate between the halves of a head.
         groups_qkv: the file stores all queries, then keys, then values; the checkpoint stores them
             per group of heads.
@@ -65,9 +72,10 @@ class Architecture:
 
     model_type: str
     model_class: str
-    names: Names = field(default_factory=lambda: names.LLAMA)
+    names: Names = names.LLAMA
     keys: Mapping[str, str | None] = field(default_factory=lambda: RMS)
     implied: Mapping[str, object] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
     turns_pairs: bool = False
     groups_qkv: bool = False
     transposed: tuple[str, ...] = ()
@@ -76,17 +84,12 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(model_type="llama", model_class="LlamaForCausalLM", turns_pairs=True),
-    "qwen2": Architecture(model_type="qwen2", model_class="Qwen2ForCausalLM"),
-    "qwen3": Architecture(
-        model_type="qwen3",
-        model_class="Qwen3ForCausalLM",
-        names={**names.LLAMA, **names.HEAD_NORMS},
-    ),
+    "llama": Architecture("llama", "LlamaForCausalLM", switches=BIASES, turns_pairs=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Architecture(
-        model_type="qwen3_moe",
-        model_class="Qwen3MoeForCausalLM",
-        names={**names.LLAMA, **names.HEAD_NORMS, **names.EXPERTS},
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
         keys=RMS
         | {
             "expert_count": "num_experts",
@@ -95,17 +98,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         implied={"norm_topk_prob": True},
     ),
-    "smollm3": Architecture(
-        model_type="smollm3", model_class="SmolLM3ForCausalLM", turns_pairs=True
-    ),
-    "olmo2": Architecture(
-        model_type="olmo2",
-        model_class="Olmo2ForCausalLM",
-        names={**names.LLAMA, **names.HEAD_NORMS, **names.INNER_POST},
-    ),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", switches=BIASES, turns_pairs=True),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
     "granite": Architecture(
-        model_type="granite",
-        model_class="GraniteForCausalLM",
+        "granite",
+        "GraniteForCausalLM",
         keys=RMS
         | {
             "attention.scale": "attention_multiplier",
@@ -113,27 +110,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "residual_scale": "residual_multiplier",
             "logit_scale": "logits_scaling",
         },
+        switches=BIASES,
         turns_pairs=True,
     ),
     "gemma": Architecture(
-        model_type="gemma",
-        model_class="GemmaForCausalLM",
+        "gemma",
+        "GemmaForCausalLM",
         implied={"hidden_act": GELU_TANH, "hidden_activation": GELU_TANH},
         norm_offset=1.0,
     ),
     "gemma2": Architecture(
-        model_type="gemma2",
-        model_class="Gemma2ForCausalLM",
-        names={**names.LLAMA, **names.SANDWICH},
-        keys=WINDOWED | SOFT_CAPS,
+        "gemma2",
+        "Gemma2ForCausalLM",
+        keys=RMS | WINDOW | SOFT_CAPS,
         implied={"hidden_activation": GELU_TANH},
         norm_offset=1.0,
     ),
     "gemma3": Architecture(
-        model_type="gemma3_text",
-        model_class="Gemma3ForCausalLM",
-        names={**names.LLAMA, **names.HEAD_NORMS, **names.SANDWICH},
-        keys=WINDOWED
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        keys=RMS
+        | WINDOW
         | {
             "rope.freq_base_swa": "rope_local_base_freq",
             "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -147,104 +144,94 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norm_offset=1.0,
     ),
     "phi3": Architecture(
-        model_type="phi3",
-        model_class="Phi3ForCausalLM",
-        names={**names.LLAMA, **names.PHI3},
-        keys=WINDOWED,
-        implied={"hidden_act": "silu"},
+        "phi3", "Phi3ForCausalLM", names.PHI3, RMS | WINDOW, implied={"hidden_act": "silu"}
     ),
     "starcoder2": Architecture(
-        model_type="starcoder2",
-        model_class="Starcoder2ForCausalLM",
-        names={**names.LLAMA, **names.STARCODER2},
-        keys=SIZES | {"attention.layer_norm_epsilon": "norm_epsilon"},
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        names.STARCODER2,
+        SIZES | {EPSILON: "norm_epsilon"},
         implied={"hidden_act": GELU_TANH, "use_bias": True},
     ),
     "stablelm": Architecture(
-        model_type="stablelm",
-        model_class="StableLmForCausalLM",
+        "stablelm",
+        "StableLmForCausalLM",
         keys=LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
         implied={"hidden_act": "silu"},
+        switches={"use_qkv_bias": "attn_q.bias", "qk_layernorm": HEAD_NORM},
     ),
     "command-r": Architecture(
-        model_type="cohere",
-        model_class="CohereForCausalLM",
+        "cohere",
+        "CohereForCausalLM",
         keys=LAYER_NORM | {"logit_scale": "logit_scale"},
+        switches={"use_qk_norm": HEAD_NORM},
     ),
     "cohere2": Architecture(
-        model_type="cohere2",
-        model_class="Cohere2ForCausalLM",
-        keys=LAYER_NORM
-        | {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"},
+        "cohere2",
+        "Cohere2ForCausalLM",
+        keys=LAYER_NORM | WINDOW | {"logit_scale": "logit_scale"},
     ),
     "phi2": Architecture(
-        model_type="phi",
-        model_class="PhiForCausalLM",
-        names={**names.LLAMA, **names.PHI2},
-        keys=LAYER_NORM,
+        "phi",
+        "PhiForCausalLM",
+        names.PHI2,
+        LAYER_NORM,
         implied={"hidden_act": "gelu_new"},
+        switches={"qk_layernorm": HEAD_NORM},
     ),
     "olmo": Architecture(
-        model_type="olmo",
-        model_class="OlmoForCausalLM",
-        keys=SIZES | {"attention.layer_norm_epsilon": None, "attention.clamp_kqv": "clip_qkv"},
+        "olmo",
+        "OlmoForCausalLM",
+        keys=SIZES | {EPSILON: None, "attention.clamp_kqv": "clip_qkv"},
         turns_pairs=True,
     ),
     "nemotron": Architecture(
-        model_type="nemotron",
-        model_class="NemotronForCausalLM",
-        keys=SIZES | {"attention.layer_norm_epsilon": "norm_eps"},
+        "nemotron",
+        "NemotronForCausalLM",
+        keys=SIZES | {EPSILON: "norm_eps"},
         implied={"hidden_act": "relu2"},
+        switches=BIASES,
         norm_offset=1.0,
     ),
     "arcee": Architecture(
-        model_type="arcee",
-        model_class="ArceeForCausalLM",
+        "arcee",
+        "ArceeForCausalLM",
         implied={"hidden_act": "relu2"},
+        switches=BIASES,
         turns_pairs=True,
     ),
-    "ernie4_5": Architecture(model_type="ernie4_5", model_class="Ernie4_5ForCausalLM"),
-    "seed_oss": Architecture(
-        model_type="seed_oss",
-        model_class="SeedOssForCausalLM",
-        names={**names.LLAMA, **names.NORM_OF_MLP},
+    "ernie4_5": Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", switches={"use_bias": "attn_q.bias"}
     ),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", switches=BIASES),
     "gpt2": Architecture(
-        model_type="gpt2",
-        model_class="GPT2LMHeadModel",
-        names=names.GPT2,
-        keys=GPT2_SIZES,
+        "gpt2",
+        "GPT2LMHeadModel",
+        names.GPT2,
+        GPT2_SIZES,
         implied={"activation_function": "gelu_new"},
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
     ),
     "falcon": Architecture(
-        model_type="falcon",
-        model_class="FalconForCausalLM",
-        names=names.FALCON,
-        keys={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
+        "falcon",
+        "FalconForCausalLM",
+        names.BLOOM,
+        LAYER_NORM
+        | {
             "feed_forward_length": "ffn_hidden_size",
-            "attention.head_count": "num_attention_heads",
             "attention.head_count_kv": "num_kv_heads",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-            "rope.freq_base": "rope_theta",
+            EPSILON: "layer_norm_epsilon",
         },
         implied={"alibi": False, "bias": False, "parallel_attn": True, "activation": "gelu"},
+        switches={"new_decoder_architecture": "attn_norm_2.weight"},
         groups_qkv=True,
     ),
     "gptneox": Architecture(
-        model_type="gpt_neox",
-        model_class="GPTNeoXForCausalLM",
-        names=names.GPT_NEOX,
-        keys={
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "block_count": "num_hidden_layers",
-            "feed_forward_length": "intermediate_size",
-            "attention.head_count": "num_attention_heads",
-            "attention.layer_norm_epsilon": "layer_norm_eps",
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        names.GPT_NEOX,
+        LAYER_NORM
+        | {
             "use_parallel_residual": "use_parallel_residual",
             "rope.freq_base": "rotary_emb_base",
         },
@@ -253,16 +240,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial="rotary_pct",
     ),
     "bloom": Architecture(
-        model_type="bloom",
-        model_class="BloomForCausalLM",
-        names=names.BLOOM,
-        keys={
+        "bloom",
+        "BloomForCausalLM",
+        names.BLOOM,
+        GPT2_SIZES
+        | {
             "context_length": "seq_length",
             "embedding_length": "hidden_size",
-            "block_count": "n_layer",
             "feed_forward_length": None,
-            "attention.head_count": "n_head",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
         },
         groups_qkv=True,
     ),

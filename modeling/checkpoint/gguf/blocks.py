@@ -17,23 +17,12 @@ from ortolan.modeling.errors import CheckpointError
 
 
 class BlockFormat(NamedTuple):
-    """A block format.
-
-    Attributes:
-        name: such as `Q4_0`.
-        kind: number of the type in a file.
-        width: values per block.
-        block_bytes: bytes per block.
-    """
+    """A block format, such as `Q4_0`; `kind` is its number in a file, `width` values per block."""
 
     name: str
     kind: int
     width: int
     block_bytes: int
-
-    def bytes_of(self, values: int) -> int:
-        """Bytes of `values` values, which must fill whole blocks."""
-        return values // self.width * self.block_bytes
 
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -71,13 +60,12 @@ def block_format(kind: int, name: str, path: Path) -> BlockFormat:
 def _formats() -> dict[int, BlockFormat]:
     """The formats that can be read, by their numbers."""
     try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf import GGML_QUANT_SIZES
         from gguf.quants import dequantize as by_library
     except ModuleNotFoundError as error:
         raise CheckpointError(NO_PACKAGE) from error
     formats = {}
-    for kind in GGMLQuantizationType:
-        width, block_bytes = GGML_QUANT_SIZES[kind]
+    for kind, (width, block_bytes) in GGML_QUANT_SIZES.items():
         if kind.name not in FLOATS:
             try:
                 by_library(np.zeros((1, block_bytes), np.uint8), kind)
@@ -97,7 +85,7 @@ def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
     Returns:
         `(rows, columns)`; float32, or the stored dtype for 16-bit floats.
     """
-    from gguf.constants import GGMLQuantizationType
+    from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as by_library
 
     if form.name in FLOATS:
@@ -107,12 +95,7 @@ def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
 
 
 def read_codes(data: NDArray[np.uint8], form: BlockFormat) -> CodedRows:
-    """Read rows in one of `CODE_FORMATS` as codes.
-
-    Args:
-        data: uint8 `(rows, bytes per row)`.
-        form: format of the blocks.
-    """
+    """Rows, uint8 `(rows, bytes per row)`, in one of `CODE_FORMATS`, as codes."""
     blocks = torch.from_numpy(data).view(len(data), -1, form.block_bytes)
     scales, rest = _half(blocks), blocks[..., HALF:]
     middle = 1 << (CODE_FORMATS[form.name].bits - 1)

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
-from ortolan.modeling.checkpoint.gguf.header import Header, Value
+from ortolan.modeling.checkpoint.gguf.header import ARCHITECTURE, Header, Value
 from ortolan.modeling.checkpoint.gguf.tensors import FACTOR_TENSORS, read_stored
 from ortolan.modeling.errors import CheckpointError
-
-ARCHITECTURE = "general.architecture"
 
 VOCABULARY = "token_embd.weight"
 
@@ -42,13 +40,13 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 def architecture_of(header: Header) -> Architecture:
     """Architecture of a file."""
-    name = header.metadata.get(ARCHITECTURE)
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    architecture = ARCHITECTURES.get(header.architecture)
+    if architecture is None:
         raise CheckpointError(
             f"{header.path}: {ARCHITECTURE} must be one of {', '.join(ARCHITECTURES)} (got "
-            f"{name!r:.40}). Export the checkpoint that the file was made from."
+            f"{header.architecture!r:.40}). Export the checkpoint that the file was made from."
         )
-    return ARCHITECTURES[name]
+    return architecture
 
 
 def hf_values(header: Header) -> dict[str, object]:
@@ -78,9 +76,13 @@ def hf_values(header: Header) -> dict[str, object]:
             if (name := architecture.keys[key]) is not None:
                 values[name] = None if key in SWITCHES and not value else value
         elif key not in DERIVED and key not in scaling and not is_neutral(key, own):
-            values[f"{header.metadata[ARCHITECTURE]}.{key}"] = value
+            values[f"{header.architecture}.{key}"] = value
     values |= rope_values(header, own, partial=architecture.partial)
-    return values | _of_family(values, header)
+    for name, tensor in architecture.switches.items():
+        values[name] = f"blk.0.{tensor}" in header.tensors
+    if architecture.model_type in LAYERS_OF_27B:
+        values["query_pre_attn_scalar"] = _gemma_scalar(values)
+    return values
 
 
 def is_neutral(key: str, own: Mapping[str, Value]) -> bool:
@@ -99,7 +101,7 @@ def is_neutral(key: str, own: Mapping[str, Value]) -> bool:
 
 def own_values(header: Header) -> dict[str, Value]:
     """Values below the architecture's name."""
-    prefix = f"{header.metadata[ARCHITECTURE]}."
+    prefix = f"{header.architecture}."
     return {
         key.removeprefix(prefix): value
         for key, value in header.metadata.items()
@@ -117,41 +119,13 @@ def special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
     return ids_by_name
 
 
-def _of_family(values: Mapping[str, object], header: Header) -> dict[str, object]:
-    """Values of a family that no GGUF key states."""
-    has = header.tensors.keys()
-    match values["model_type"]:
-        case "llama" | "smollm3" | "granite" | "arcee" | "nemotron" | "seed_oss":
-            return {
-                "attention_bias": "blk.0.attn_q.bias" in has,
-                "mlp_bias": "blk.0.ffn_up.bias" in has,
-            }
-        case "cohere":
-            return {"use_qk_norm": "blk.0.attn_q_norm.weight" in has}
-        case "phi":
-            return {"qk_layernorm": "blk.0.attn_q_norm.weight" in has}
-        case "ernie4_5":
-            return {"use_bias": "blk.0.attn_q.bias" in has}
-        case "gemma2" | "gemma3_text" as family:
-            return _of_gemma(values, LAYERS_OF_27B[family])
-        case "stablelm":
-            return {
-                "use_qkv_bias": "blk.0.attn_q.bias" in has,
-                "qk_layernorm": "blk.0.attn_q_norm.weight" in has,
-            }
-        case "falcon":
-            is_new = "blk.0.attn_norm_2.weight" in has
-            return {"new_decoder_architecture": is_new, "multi_query": not is_new}
-        case _:
-            return {}
-
-
-def _of_gemma(values: Mapping[str, object], layers_of_27b: int) -> dict[str, object]:
+def _gemma_scalar(values: Mapping[str, object]) -> object:
+    """The width that scores are scaled by, which no key of a file states."""
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
-    scalar = values.get("head_dim", 256)
-    if values.get("num_hidden_layers") == layers_of_27b and isinstance(width, int):
-        scalar = width // heads if isinstance(heads, int) and heads else scalar
-    return {"query_pre_attn_scalar": scalar}
+    is_27b = values.get("num_hidden_layers") == LAYERS_OF_27B[str(values["model_type"])]
+    if is_27b and isinstance(width, int) and isinstance(heads, int) and heads:
+        return width // heads
+    return values.get("head_dim", 256)
 
 
 FACTORS, LONG, SHORT = FACTOR_TENSORS

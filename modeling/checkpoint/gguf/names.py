@@ -1,125 +1,76 @@
-"""Tensor names in GGUF files, by architecture, and their Hugging Face names.
+"""Hugging Face names of the tensors of GGUF files, by architecture.
 
-Names leave out `.weight` and `.bias`; `{}` is the layer number.
-
-Source: the tables MODEL_TENSORS and TENSOR_NAMES of the package gguf.
+Names leave out `.weight` and `.bias`; the first `{}` is the number of a layer, the second one that
+of an expert, which a file stacks. The package gguf knows their names in files of an architecture.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
-Names = Mapping[str, str]
+Names = tuple[str, ...]
 
-LLAMA: Names = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
-    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-}
 
-HEAD_NORMS: Names = {
-    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
-    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
-}
+def _below(prefix: str, names: str) -> Names:
+    return tuple(f"{prefix}.{name}" for name in names.split())
 
-SANDWICH: Names = {
-    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
-}
 
-INNER_POST: Names = {
-    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
-}
+LLAMA = (
+    *_below("model", "embed_tokens norm"),
+    *_below(
+        "model.layers.{}",
+        "input_layernorm post_attention_layernorm pre_feedforward_layernorm "
+        "post_feedforward_layernorm mlp.gate",
+    ),
+    *_below("model.layers.{}.self_attn", "q_proj k_proj v_proj o_proj q_norm k_norm qkv_proj"),
+    *_below("model.layers.{}.mlp", "gate_proj up_proj down_proj"),
+    *_below("model.layers.{}.mlp.experts.{}", "gate_proj up_proj down_proj"),
+)
 
-NORM_OF_MLP: Names = {
-    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-}
+PHI3 = (*LLAMA, "model.layers.{}.mlp.gate_up_proj")
 
-EXPERTS: Names = {
-    "blk.{}.ffn_gate_inp": "model.layers.{}.mlp.gate",
-    "blk.{}.ffn_gate_exps": "model.layers.{}.mlp.experts.{}.gate_proj",
-    "blk.{}.ffn_up_exps": "model.layers.{}.mlp.experts.{}.up_proj",
-    "blk.{}.ffn_down_exps": "model.layers.{}.mlp.experts.{}.down_proj",
-}
-"""The second `{}` is the number of an expert; the file stacks the experts of a layer."""
+STARCODER2 = (*LLAMA, *_below("model.layers.{}.mlp", "c_fc c_proj"))
 
-PHI3: Names = {
-    "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
-}
+PHI2 = (
+    *(*LLAMA, "model.final_layernorm"),
+    *_below("model.layers.{}", "self_attn.dense mlp.fc1 mlp.fc2"),
+)
 
-STARCODER2: Names = {
-    "blk.{}.ffn_up": "model.layers.{}.mlp.c_fc",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.c_proj",
-}
+GPT2 = (
+    *_below("transformer", "wte wpe ln_f"),
+    *_below("transformer.h.{}", "ln_1 ln_2 attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj"),
+)
 
-PHI2: Names = {
-    "output_norm": "model.final_layernorm",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.dense",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.fc1",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.fc2",
-}
+BLOOM = (
+    *_below("transformer", "word_embeddings word_embeddings_layernorm ln_f"),
+    *_below("transformer.h.{}", "input_layernorm post_attention_layernorm"),
+    *_below("transformer.h.{}.self_attention", "query_key_value dense"),
+    *_below("transformer.h.{}.mlp", "dense_h_to_4h dense_4h_to_h"),
+)
 
-GPT2: Names = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "transformer.h.{}.ln_1",
-    "blk.{}.attn_qkv": "transformer.h.{}.attn.c_attn",
-    "blk.{}.attn_output": "transformer.h.{}.attn.c_proj",
-    "blk.{}.ffn_norm": "transformer.h.{}.ln_2",
-    "blk.{}.ffn_up": "transformer.h.{}.mlp.c_fc",
-    "blk.{}.ffn_down": "transformer.h.{}.mlp.c_proj",
-}
+FALCON_NORMS = _below("transformer.h.{}", "ln_mlp ln_attn")
+"""Of the Falcon models with two norms in a layer; GGUF has one name for the first of either."""
 
-FALCON: Names = {
-    "token_embd": "transformer.word_embeddings",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "blk.{}.attn_qkv": "transformer.h.{}.self_attention.query_key_value",
-    "blk.{}.attn_output": "transformer.h.{}.self_attention.dense",
-    "blk.{}.ffn_up": "transformer.h.{}.mlp.dense_h_to_4h",
-    "blk.{}.ffn_down": "transformer.h.{}.mlp.dense_4h_to_h",
-}
+GPT_NEOX = (
+    *_below("gpt_neox", "embed_in final_layer_norm"),
+    "embed_out",
+    *_below("gpt_neox.layers.{}", "input_layernorm post_attention_layernorm"),
+    *_below("gpt_neox.layers.{}.attention", "query_key_value dense"),
+    *_below("gpt_neox.layers.{}.mlp", "dense_h_to_4h dense_4h_to_h"),
+)
 
-FALCON_ONE_NORM: Names = {"blk.{}.attn_norm": "transformer.h.{}.input_layernorm"}
 
-FALCON_TWO_NORMS: Names = {
-    "blk.{}.attn_norm": "transformer.h.{}.ln_mlp",
-    "blk.{}.attn_norm_2": "transformer.h.{}.ln_attn",
-}
+@cache
+def names_in_files(architecture: str, names: Names) -> Mapping[str, str]:
+    """Names by those in files of an architecture; of several, the last one."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-GPT_NEOX: Names = {
-    "token_embd": "gpt_neox.embed_in",
-    "output_norm": "gpt_neox.final_layer_norm",
-    "output": "embed_out",
-    "blk.{}.attn_norm": "gpt_neox.layers.{}.input_layernorm",
-    "blk.{}.attn_qkv": "gpt_neox.layers.{}.attention.query_key_value",
-    "blk.{}.attn_output": "gpt_neox.layers.{}.attention.dense",
-    "blk.{}.ffn_norm": "gpt_neox.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
-    "blk.{}.ffn_down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
-}
-
-BLOOM: Names = {
-    "token_embd": "transformer.word_embeddings",
-    "token_embd_norm": "transformer.word_embeddings_layernorm",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "transformer.h.{}.input_layernorm",
-    "blk.{}.attn_qkv": "transformer.h.{}.self_attention.query_key_value",
-    "blk.{}.attn_output": "transformer.h.{}.self_attention.dense",
-    "blk.{}.ffn_norm": "transformer.h.{}.post_attention_layernorm",
-    "blk.{}.ffn_up": "transformer.h.{}.mlp.dense_h_to_4h",
-    "blk.{}.ffn_down": "transformer.h.{}.mlp.dense_4h_to_h",
-}
+    (number,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    known = get_tensor_name_map(number, 1)
+    in_files = {"output": "lm_head"}  # left out for types that are always tied
+    for name in names:
+        first = name.replace("{}", "0", 1).replace(".{}", "")
+        # some are known without the prefix of the model
+        stored = known.get_name(first) or known.get_name(first.partition(".")[2])
+        if stored is not None:
+            in_files[stored.replace("blk.0.", "blk.{}.")] = name
+    return in_files

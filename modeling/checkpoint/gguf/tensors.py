@@ -13,7 +13,7 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.gguf.architectures import Architecture
 from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, FLOATS, dequantize, read_codes
 from ortolan.modeling.checkpoint.gguf.header import Header
-from ortolan.modeling.checkpoint.gguf.names import FALCON_ONE_NORM, FALCON_TWO_NORMS, Names
+from ortolan.modeling.checkpoint.gguf.names import FALCON_NORMS, names_in_files
 from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes
 from ortolan.modeling.lazy_tensor import row_spans
 from ortolan.modeling.weights import name_template
@@ -151,14 +151,10 @@ def published_name(name: str, architecture: Architecture, header: Header) -> str
     """Hugging Face name of a tensor; its GGUF name if it is unknown."""
     stem, dot, kind = name.rpartition(".")
     template, layer = name_template(stem)
-    published = {**_norms_of_falcon(header), **architecture.names}.get(template)
+    has_two_norms = "blk.0.attn_norm_2.weight" in header.tensors
+    names = architecture.names + (FALCON_NORMS if has_two_norms else ())
+    published = names_in_files(header.architecture, names).get(template)
     return name if published is None else f"{published.replace('{}', layer, 1)}{dot}{kind}"
-
-
-def _norms_of_falcon(header: Header) -> Names:
-    """GGUF has one name for two norms of Falcon: with a second norm, it is that of the MLP."""
-    has_two = "blk.0.attn_norm_2.weight" in header.tensors
-    return FALCON_TWO_NORMS if has_two else FALCON_ONE_NORM
 
 
 def _place(name: str, header: Header, architecture: Architecture, heads: Heads) -> Placed:

@@ -7,7 +7,7 @@ Source of the patterns: llama.cpp, src/llama-vocab.cpp, which quotes published t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from tokenizers import (
     AddedToken,
@@ -22,6 +22,8 @@ from tokenizers import (
 
 from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.errors import CheckpointError
+
+T = TypeVar("T")
 
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
 """Token types: control tokens, tokens that are never split, and the unknown token."""
@@ -62,71 +64,51 @@ class Words(NamedTuple):
     begins: bool = False
 
 
-_LLAMA3 = Words(LLAMA3, keeps_words=True, begins=True)
-_DIGITS = Words(digits=True)
-
-WORDS: Mapping[str, Words] = {
-    "gpt-2": Words(),
-    "mpt": Words(),
-    "olmo": Words(),
-    "jais": Words(),
-    "phi-2": Words(),
-    "trillion": Words(),
-    "granite-docling": Words(),
-    "gpt2": Words(),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": _DIGITS,
-    "codeshell": _DIGITS,
-    "exaone": _DIGITS,
-    "minerva-7b": _DIGITS,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "dbrx": Words(LLAMA3),
-    "smaug-bpe": Words(LLAMA3),
-    "qwen2": Words(QWEN2, composed=True),
-    "deepseek-r1-qwen": Words(QWEN2, composed=True),
-    "stablelm2": Words(QWEN2),
-    "hunyuan": Words(QWEN2),
+_WORDS = {
+    "gpt-2 mpt olmo jais phi-2 trillion granite-docling gpt2": Words(),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b": Words(digits=True),
+    "llama3 llama-v3 llama-bpe falcon3": Words(LLAMA3, keeps_words=True, begins=True),
+    "dbrx smaug-bpe": Words(LLAMA3),
+    "qwen2 deepseek-r1-qwen": Words(QWEN2, composed=True),
+    "stablelm2 hunyuan": Words(QWEN2),
     "tekken": Words(TEKKEN, keeps_words=True),
-    "gpt-4o": Words(GPT4O),
-    "llama4": Words(GPT4O),
+    "gpt-4o llama4": Words(GPT4O),
 }
+
+WORDS = {name: words for names, words in _WORDS.items() for name in names.split()}
 """By `tokenizer.ggml.pre`."""
 
 
 def tokenizer_json(header: Header) -> str:
     """Content of a tokenizer.json."""
-    kind = header.metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _of_bytes, "llama": _of_pieces}
-    if not isinstance(kind, str) or kind not in builders:
-        raise _unknown(header, "tokenizer.ggml.model", builders, kind)
+    build = _chosen(header, "model", {"gpt2": _of_bytes, "llama": _of_pieces})
     tokens = _list(header, "tokens", str)
     try:
-        tokenizer, begins = builders[kind](header, tokens)
-        tokenizer.add_special_tokens(_added(header, tokens, CONTROL, special=True))
-        tokenizer.add_tokens(_added(header, tokens, USER_DEFINED, special=False))
+        tokenizer, begins = build(header, tokens)
+        kinds = _kinds(header, len(tokens))
+        special, plain = (
+            [
+                AddedToken(token, normalized=False, special=wanted == CONTROL)
+                for token, kind in zip(tokens, kinds, strict=True)
+                if kind == wanted
+            ]
+            for wanted in (CONTROL, USER_DEFINED)
+        )
+        tokenizer.add_special_tokens(special)
+        tokenizer.add_tokens(plain)
         _enclose(tokenizer, header, tokens, begins=begins)
         return tokenizer.to_str()
     except CheckpointError:
         raise
     except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(
-            f"{header.path}: the tokenizer is damaged: {error!s:.100}. Download the file again, or "
-            "pass the model's own tokenizer: --tokenizer FILE."
-        ) from error
+        damage = f"the tokenizer is damaged: {error!s:.100}"
+        raise _refused(header, damage, advice="Download the file again, or pass") from error
 
 
 def _of_bytes(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE."""
-    name = header.metadata.get("tokenizer.ggml.pre")
-    if not isinstance(name, str) or name not in WORDS:
-        raise _unknown(header, "tokenizer.ggml.pre", WORDS, name)
-    words = WORDS[name]
-    merges = [_pair(merge) for merge in _list(header, "merges", str)]
+    words = _chosen(header, "pre", WORDS)
+    merges = [merge.partition(" ")[::2] for merge in _list(header, "merges", str)]
     tokenizer = Tokenizer(models.BPE(_vocabulary(tokens), merges, ignore_merges=words.keeps_words))
     if words.composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -146,9 +128,11 @@ def _of_pieces(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
     pieces = [_spelled(token) for token in tokens]
     vocabulary = _vocabulary(pieces)
     scores = header.metadata.get("tokenizer.ggml.scores")
-    ranks = {p: -float(i) for p, i in vocabulary.items()}
-    if isinstance(scores, list) and len(set(map(str, scores))) > 1 and not _is_gemma(header):
-        ranks = {p: cast(float, scores[i]) for p, i in vocabulary.items()}
+    ranks = {piece: -float(i) for piece, i in vocabulary.items()}
+    # Gemma's scores belong to another algorithm.
+    is_gemma = header.architecture.startswith("gemma")
+    if isinstance(scores, list) and len(set(map(str, scores))) > 1 and not is_gemma:
+        ranks = {piece: cast(float, scores[i]) for piece, i in vocabulary.items()}
     kinds = _kinds(header, len(tokens))
     unknown = next((tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN), None)
     tokenizer = Tokenizer(
@@ -168,11 +152,6 @@ def _of_pieces(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
     )
     return tokenizer, True
-
-
-def _is_gemma(header: Header) -> bool:
-    """Whether to merge in the order of token ids: Gemma's scores belong to another algorithm."""
-    return str(header.metadata.get("general.architecture")).startswith("gemma")
 
 
 def _spelled(token: str) -> str:
@@ -220,21 +199,11 @@ def _special(header: Header, tokens: Sequence[str], side: str, default: bool) ->
     return {tokens[number]: number} if is_added is True and isinstance(number, int) else {}
 
 
-def _added(
-    header: Header, tokens: Sequence[str], token_type: int, *, special: bool
-) -> list[AddedToken]:
-    kinds = _kinds(header, len(tokens))
-    return [
-        AddedToken(token, normalized=False, special=special)
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind == token_type
-    ]
-
-
 def _kinds(header: Header, count: int) -> list[int]:
     """Type of each token; all the same if the file does not say."""
-    kinds = header.metadata.get("tokenizer.ggml.token_type")
-    return [1] * count if kinds is None else cast(list[int], _list(header, "token_type", int))
+    if "tokenizer.ggml.token_type" not in header.metadata:
+        return [1] * count
+    return _list(header, "token_type", int)
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
@@ -242,26 +211,24 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     return {token: number for number, token in reversed(list(enumerate(tokens)))}
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
-
-
-def _list(header: Header, name: str, kind: type) -> list[str]:
+def _list(header: Header, name: str, kind: type[T]) -> list[T]:
     """An array of the tokenizer."""
     values = header.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise CheckpointError(
-            f"{header.path}: tokenizer.ggml.{name} must be an array of {kind.__name__}. Pass the "
-            "model's own tokenizer: --tokenizer FILE."
-        )
-    return cast(list[str], values)
+        raise _refused(header, f"tokenizer.ggml.{name} must be an array of {kind.__name__}")
+    return cast(list[T], values)
 
 
-def _unknown(
-    header: Header, key: str, choices: Mapping[str, object], value: object
-) -> CheckpointError:
+def _chosen(header: Header, key: str, choices: Mapping[str, T]) -> T:
+    """The choice that a key of the tokenizer names."""
+    name = header.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(name, str) or name not in choices:
+        known = ", ".join(choices)
+        raise _refused(header, f"tokenizer.ggml.{key} must be one of {known} (got {name!r:.40})")
+    return choices[name]
+
+
+def _refused(header: Header, problem: str, *, advice: str = "Pass") -> CheckpointError:
     return CheckpointError(
-        f"{header.path}: {key} must be one of {', '.join(choices)} (got {value!r:.40}). Pass the "
-        "model's own tokenizer: --tokenizer FILE."
+        f"{header.path}: {problem}. {advice} the model's own tokenizer: --tokenizer FILE."
     )
