@@ -23,12 +23,12 @@ from ortolan.export.proof.replay import replay
 from ortolan.export.source import open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.hub.name import parsed
-from ortolan.modeling.checkpoint.adapter import Adapted, LowRank
+from ortolan.modeling.checkpoint.adapter import Adapter as Peft
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
-from ortolan.modeling.checkpoint.low_rank import updates_of
-from ortolan.modeling.checkpoint.mapped_weights import MappedWeights
-from ortolan.modeling.weights import EMBEDDING, HEAD, name_template
+from ortolan.modeling.checkpoint.mapped_weights import updates_of
+from ortolan.modeling.lazy_tensor import LowRank
+from ortolan.modeling.weights import EMBEDDING, HEAD, TensorWeights, name_template
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import adapter_folder
 from ortolan.runtime.bundle.adapter_folder import (
@@ -126,7 +126,7 @@ def _base(folder: Path) -> str:
 
 def _open(
     folder: Path, base: Bundle, checkpoint: Source
-) -> tuple[Exportable, Adapted, dict[str, LowRank]]:
+) -> tuple[Exportable, Peft, dict[str, LowRank]]:
     """The adapted model, the adapter, and its updates of the model's weights."""
     read_adapter_config(folder)  # report its problems first
     expected = base.manifest.provenance.source_sha256
@@ -142,15 +142,15 @@ def _open(
         ExportOptions(accept_unknown=base.manifest.provenance.accepted_keys),
         max_context=base.manifest.context_length,
     )
-    adapter = merged.tensors
-    if not isinstance(adapter, Adapted) or not isinstance(model.weights, MappedWeights):
+    adapter = merged.adapter
+    if adapter is None or not isinstance(model.weights, TensorWeights):
         raise OptionError(
             f"{base.manifest.provenance.model_type}: adapters at run time need a model type that "
             f"`ortolan families` lists as a family. {MERGE}"
         )
-    if adapter.replaced:
+    if adapter.new:
         raise OptionError(
-            f"{folder}: the adapter replaces {adapter.replaced[0]} (bias or modules_to_save), "
+            f"{folder}: the adapter replaces {adapter.new[0]} (bias or modules_to_save), "
             f"which can only be merged. {MERGE}"
         )
     largest = max(adapter.ranks.values(), default=0)
@@ -177,26 +177,26 @@ def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict
         # A tied head is the product by the embedding; looking up tokens is no product.
         updates = {EMBEDDING if name == HEAD else name: own for name, own in updates.items()}
     for file, shapes in graphs.items():
-        for name, (left, right) in updates.items():
+        for name, (left, right, _) in updates.items():
             shape = (len(left), right.shape[1])
             if shapes.get(name) != shape:
                 raise OptionError(
                     f"{file} has no float32 product by {name} {shape}, which the adapter updates. "
                     f"{MERGE}"
                 )
-    for name, factors in updates.items():
-        if not all(bool(factor.isfinite().all()) for factor in factors):
+    for name, (left, right, _) in updates.items():
+        if not all(bool(factor.isfinite().all()) for factor in (left, right)):
             raise OptionError(
                 f"{folder}: the update of {name} has numbers that are not finite. Its training "
                 "diverged: use an earlier checkpoint of the adapter."
             )
     return {
         name: Factors(first=right.T.contiguous().numpy(), second=left.T.contiguous().numpy())
-        for name, (left, right) in updates.items()
+        for name, (left, right, _) in updates.items()
     }
 
 
-def _modules(adapter: Adapted) -> tuple[str, ...]:
+def _modules(adapter: Peft) -> tuple[str, ...]:
     """Names of the matrices that an adapter updates, with `{}` for the layer."""
     return tuple(sorted({name_template(name)[0] for name in adapter.ranks}))
 

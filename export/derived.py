@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ortolan.export.rotation import rotated
 from ortolan.export.values import add_initializer, static_shape, type_of
-from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes, joint_format
+from ortolan.modeling.codes import CodedRows, StoredCodes, join_codes, joint_format
 from ortolan.modeling.lazy_tensor import READ_ELEMENTS
-from ortolan.modeling.weights import Coded, Weights, read_weight
+from ortolan.modeling.weights import Weights, read_weight
 
 Side = Literal["", "inputs", "outputs"]
 
@@ -129,30 +129,27 @@ class DerivedWeights:
         rows = slices[0] if len(slices) == 1 else torch.cat(slices)
         return rows.float() + recipe.offset if recipe.offset else rows
 
-    def code_format(self, name: str) -> CodeFormat | None:
-        """Format of a weight whose parts are all stored as codes in one format."""
+    def codes(self, name: str) -> StoredCodes | None:
+        """The codes of a weight; None unless all of its parts are stored as codes."""
         recipe = self._recipes.get(name)
         if recipe is None:
-            return self._source.code_format(name) if isinstance(self._source, Coded) else None
-        if recipe.transposed or recipe.offset or recipe.rotated:
+            return self._source.codes(name)
+        parts = [self.codes(part) for part in recipe.parts]
+        coded = [part for part in parts if part is not None]
+        if recipe.transposed or recipe.offset or recipe.rotated or len(coded) < len(parts):
             return None
-        return joint_format(self.code_format(part) for part in recipe.parts)
 
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` of a weight that has a `code_format`."""
-        recipe = self._recipes.get(name)
-        if recipe is None:
-            if not isinstance(self._source, Coded):
-                raise TypeError(f"{name}: its source stores no codes")
-            return self._source.codes(name, start, stop)
-        parts, first = [], 0
-        for part in recipe.parts:
-            count = self.shape(part)[0]
-            low, high = max(start - first, 0), min(stop - first, count)
-            if low < high:
-                parts.append(self.codes(part, low, high))
-            first += count
-        return join_codes(parts)
+        def rows(start: int, stop: int) -> CodedRows:
+            read, first = [], 0
+            for part, codes in zip(recipe.parts, coded, strict=True):
+                count = self.shape(part)[0]
+                low, high = max(start - first, 0), min(stop - first, count)
+                if low < high:
+                    read.append(codes.rows(low, high))
+                first += count
+            return join_codes(read)
+
+        return StoredCodes(lambda: joint_format(part.format for part in coded), rows)
 
     def leaves(self, name: str, *, transposed: bool = False) -> list[Leaf]:
         """The weights of the source that a weight consists of, in the order of its rows."""

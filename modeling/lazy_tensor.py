@@ -6,16 +6,17 @@ anything. The result knows which rows of the originals it needs:
 
     cat([a, b]).chunk(2)[1].read(0, 10)      reads ten rows, of a, b or both
 
-What is known of the rows of a tensor, such as their integer codes, stays with them as long as rows
-are only selected and joined.
+What is known of the rows of a tensor, its integer codes and its low-rank update, stays with them as
+long as rows are only selected and joined.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -27,10 +28,27 @@ Reader = Callable[[int, int, int], Tensor]
 READ_ELEMENTS = 1 << 21
 """Number of elements converted at once while a tensor is read."""
 
+ROWS_AT_ONCE = 4096
+"""Rows of two tensors in memory at once while they are compared."""
+
 GAP = 16
 """Read up to this many unneeded rows between needed ones: faster than a second read."""
 
 aten = torch.ops.aten
+
+
+class LowRank(NamedTuple):
+    """An update that is already added to a tensor: `left @ right`, float32.
+
+    Attributes:
+        left: `(rows, r)`.
+        right: `(r, columns)`.
+        names: the published tensors whose updates it contains.
+    """
+
+    left: Tensor
+    right: Tensor
+    names: frozenset[str]
 
 
 class LazyTensor(Tensor):
@@ -40,6 +58,7 @@ class LazyTensor(Tensor):
         meta: its shape and type, on the device "meta".
         axes: axes along which a slice costs less than the whole.
         codes: its rows as integer codes, if it is stored as such.
+        update: the update that an adapter adds to it.
         outputs_first: a matrix `(outputs, inputs)` even where its format is transposed.
         turned: the tensor that it is with other axes, and these axes.
     """
@@ -47,6 +66,7 @@ class LazyTensor(Tensor):
     meta: Tensor
     axes: frozenset[int]
     codes: StoredCodes | None
+    update: LowRank | None
     outputs_first: bool
     turned: "tuple[LazyTensor, tuple[int, ...]] | None"
 
@@ -65,11 +85,13 @@ class LazyTensor(Tensor):
         *,
         axes: frozenset[int] = frozenset(),
         codes: StoredCodes | None = None,
+        update: LowRank | None = None,
         outputs_first: bool = False,
         turned: "tuple[LazyTensor, tuple[int, ...]] | None" = None,
     ) -> None:
         self.meta, self.axes, self._reader = meta, axes, reader
-        self.codes, self.outputs_first, self.turned = codes, outputs_first, turned
+        self.codes, self.update = codes, update
+        self.outputs_first, self.turned = outputs_first, turned
 
     def read(self, start: int, stop: int, axis: int = 0) -> Tensor:
         """Slice `[start:stop]` along an axis; a scalar is read whole."""
@@ -100,6 +122,7 @@ def stored_tensor(
     *,
     axes: Sequence[int] | None = None,
     codes: StoredCodes | None = None,
+    update: LowRank | None = None,
     outputs_first: bool = False,
 ) -> LazyTensor:
     """A tensor that something else reads, cheaply along the given axes (by default all)."""
@@ -108,6 +131,7 @@ def stored_tensor(
         reader,
         axes=frozenset(range(len(shape)) if axes is None else axes),
         codes=codes,
+        update=update,
         outputs_first=outputs_first,
     )
 
@@ -122,6 +146,18 @@ def rows_of(tensor: Tensor, start: int, stop: int, axis: int = 0) -> Tensor:
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a tensor, lazy or not."""
     return rows_of(tensor, 0, len(tensor) if tensor.dim() else 1)
+
+
+def are_equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one shape, lazy or not, have the same values."""
+    count = len(first)
+    return all(
+        torch.equal(
+            rows_of(first, start, min(start + ROWS_AT_ONCE, count)).float(),
+            rows_of(second, start, min(start + ROWS_AT_ONCE, count)).float(),
+        )
+        for start in range(0, count, ROWS_AT_ONCE)
+    )
 
 
 def row_spans(rows: range | Tensor) -> Iterator[tuple[int, int, Tensor | slice]]:
@@ -198,6 +234,7 @@ def _lazy_rows(
     *,
     is_sliced: bool,
     codes: StoredCodes | None = None,
+    update: LowRank | None = None,
 ) -> LazyTensor:
     """A tensor that is read by rows; those of other axes are cut out of a few rows at a time."""
 
@@ -211,7 +248,8 @@ def _lazy_rows(
         parts = [rows(row, min(row + step, len(meta))) for row in firsts]
         return torch.cat([part.narrow(axis, start, stop - start) for part in parts])
 
-    return LazyTensor(meta, read, axes=frozenset({0} if is_sliced else ()), codes=codes)
+    axes = frozenset({0} if is_sliced else ())
+    return LazyTensor(meta, read, axes=axes, codes=codes, update=update)
 
 
 # --- selected and joined rows -------------------------------------------------------------------
@@ -235,7 +273,8 @@ def _selected(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     is_sliced = all(0 in _axes(tensor) for tensor, _ in runs)
-    return _lazy_rows(meta, rows, is_sliced=is_sliced, codes=_codes(runs, meta))
+    codes, update = _codes(runs, meta), _update(runs, meta)
+    return _lazy_rows(meta, rows, is_sliced=is_sliced, codes=codes, update=update)
 
 
 def _runs(call: _Call, place: int) -> list[Run] | None:
@@ -291,6 +330,26 @@ def _codes(runs: Sequence[Run], meta: Tensor) -> StoredCodes | None:
     return StoredCodes(lambda: joint_format(codes.format for codes in coded), rows)
 
 
+def _update(runs: Sequence[Run], meta: Tensor) -> LowRank | None:
+    """The update of selected rows; those of several tensors lie side by side.
+
+    [ B_q         ]   [ A_q ]
+    [     B_k     ] @ [ A_k ]
+    [         B_v ]   [ A_v ]
+    """
+    lefts, rights, names, start = list[Tensor](), list[Tensor](), set[str](), 0
+    for tensor, rows in runs:
+        stop = start + len(rows)
+        if isinstance(tensor, LazyTensor) and tensor.update is not None:
+            left, right, own = tensor.update
+            wanted = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+            lefts.append(F.pad(left[wanted], (0, 0, start, len(meta) - stop)))
+            rights.append(right)
+            names |= own
+        start = stop
+    return LowRank(torch.cat(lefts, 1), torch.cat(rights), frozenset(names)) if lefts else None
+
+
 # --- other axes ---------------------------------------------------------------------------------
 
 
@@ -306,13 +365,17 @@ def _turned(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     else:
         original = whole
     if axes == tuple(range(len(axes))):
-        return LazyTensor(original.meta, original.read, axes=original.axes, codes=original.codes)
+        codes, update = original.codes, original.update
+        return LazyTensor(meta, original.read, axes=original.axes, codes=codes, update=update)
 
     def read(start: int, stop: int, axis: int) -> Tensor:
         return original.read(start, stop, axes[axis]).permute(axes)
 
     cheap = frozenset(place for place, axis in enumerate(axes) if axis in original.axes)
-    return LazyTensor(meta, read, axes=cheap, turned=(original, axes))
+    update = original.update
+    if update is not None:
+        update = LowRank(update.right.mT, update.left.mT, update.names)
+    return LazyTensor(meta, read, axes=cheap, update=update, turned=(original, axes))
 
 
 def _order(call: _Call) -> tuple[int, ...] | None:

@@ -7,15 +7,15 @@ rows in another order. `Weights` hides this: it reads any rows of any weight, an
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes
+from ortolan.modeling.codes import StoredCodes
 from ortolan.modeling.errors import WeightError
-from ortolan.modeling.lazy_tensor import READ_ELEMENTS, row_spans
+from ortolan.modeling.lazy_tensor import READ_ELEMENTS, LazyTensor, rows_of, whole_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -105,49 +105,6 @@ second name of that tensor.
 """
 
 
-class TensorSource(Protocol):
-    """Published tensors by name, read slice by slice."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        ...
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype."""
-        ...
-
-
-@runtime_checkable
-class Coded(Protocol):
-    """Tensors that may be stored as codes, which can be read unchanged."""
-
-    def code_format(self, name: str) -> CodeFormat | None:
-        """Format of a tensor's codes; None if it has none that kernels support."""
-        ...
-
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` of a tensor that has a format."""
-        ...
-
-
-@runtime_checkable
-class Quantizable(Protocol):
-    """Tensors of files, some of which may be stored in low-bit form."""
-
-    def is_quantized(self) -> bool:
-        """Whether any tensor is stored in fewer than 16 bits per value."""
-        ...
-
-
-@runtime_checkable
-class Turned(Protocol):
-    """Tensors of which some were quantized with their outputs first, whatever the format says."""
-
-    def has_outputs_first(self, name: str) -> bool:
-        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
-        ...
-
-
 class Piece(NamedTuple):
     """Rows of one of our weights that a published tensor fills.
 
@@ -168,23 +125,15 @@ class Piece(NamedTuple):
         shape = (self.rows if layout is None else layout.published(self.rows), *inner)
         return shape[::-1] if self.target.transposed else (1,) * self.target.leading + shape
 
-    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
-        return {} if self.target.zeros else {self.name: self.published_shape(ours)}
-
-    def renamed(self, names: Mapping[str, str]) -> "Piece":
-        """Return the piece under the checkpoint's name instead of the table's."""
-        return self._replace(name=names.get(self.name, self.name))
-
-    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Our rows `[start:stop]` of this piece, in their stored dtype unless converted."""
-        if self.target.zeros:
-            return torch.zeros(stop - start)
-        rows = self._stored(source, start, stop)
+    def ours(self, stored: Tensor) -> Tensor:
+        """Our rows of the published tensor; float32 if a number is added."""
+        rows = self._ours(stored)
+        if self.target.rows is not None:
+            rows = rows[self.target.rows.order(self.rows)]
         return rows.float() + self.target.offset if self.target.offset else rows
 
     def write(self, rows: Tensor, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Write our rows to the tensors of a checkpoint; the inverse of `read`."""
+        """Write our rows to the tensors of a checkpoint; the inverse of `ours`."""
         values = (rows.float() - self.target.offset if self.target.offset else rows).to(dtype)
         layout = self.target.rows
         if layout is None:
@@ -194,43 +143,13 @@ class Piece(NamedTuple):
             tensors[self.name] = torch.empty(self.published_shape(tuple(rows.shape)), dtype=dtype)
         self._ours(tensors[self.name])[layout.order(self.rows)] = values
 
-    def code_format(self, source: Coded) -> CodeFormat | None:
-        """Format of its codes; None unless they are rows of a stored matrix of codes."""
-        plain = Target(self.target.name, rows=self.target.rows, spare=self.target.spare)
-        if self.target != plain:
-            return None
-        return source.code_format(self.name)
-
-    def codes(self, source: Coded, start: int, stop: int) -> CodedRows:
-        """Codes of our rows `[start:stop]` of this piece."""
-        spans = [
-            CodedRows(*(part[rows] for part in source.codes(self.name, first, last)))
-            for first, last, rows in self._spans(start, stop)
-        ]
-        return join_codes(spans)
-
-    def _stored(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        axis = int(self.target.transposed) or self.target.leading
-        spans = [
-            self._ours(source.read(self.name, first, last, axis=axis))[rows]
-            for first, last, rows in self._spans(start, stop)
-        ]
-        return spans[0] if len(spans) == 1 else torch.cat(spans)
-
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor | slice]]:
-        """Ranges of published rows to read, and which rows of each range are ours."""
-        layout = self.target.rows
-        if layout is None:
-            yield start, stop, slice(None)
-        else:
-            yield from row_spans(layout.order(self.rows)[start:stop])
-
     def _ours(self, stored: Tensor) -> Tensor:
         """A view of a stored tensor with rows as its first axis."""
         if self.target.transposed:
             return stored.T
-        rows = stored.reshape(stored.shape[self.target.leading :])
-        return rows.flatten(-len(self.target.last)) if self.target.last else rows
+        if self.target.leading:
+            stored = stored.reshape(stored.shape[self.target.leading :])
+        return stored.flatten(-len(self.target.last)) if self.target.last else stored
 
     def _turned(self, rows: Tensor) -> Tensor:
         """Rows in the layout of the checkpoint."""
@@ -252,21 +171,42 @@ class Weights(Protocol):
         """Rows `[start:stop]` of a weight, in its stored dtype; a scalar is read whole."""
         ...
 
+    def codes(self, name: str) -> StoredCodes | None:
+        """The integer codes of a weight; None if it is not stored as such."""
+        del name
+        return None
 
-class ModuleWeights:
-    """Weights of a live module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
+class TensorWeights(Weights):
+    """Weights that are tensors, lazy or not."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._held: tuple[Tensor, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a weight."""
-        return tuple(self._tensors[name].shape)
+        return tuple(self.tensors[name].shape)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight, in its dtype."""
-        tensor = self._tensors[name]
-        return tensor[start:stop] if tensor.dim() else tensor
+        tensor = self.tensors[name]
+        if not isinstance(tensor, LazyTensor) or 0 in tensor.axes or not tensor.dim():
+            return rows_of(tensor, start, stop)
+        # Any row needs the whole weight: hold it until another weight is read.
+        if self._held is None or self._held[0] is not tensor:
+            self._held = tensor, whole_of(tensor)
+        return self._held[1][start:stop]
+
+    def codes(self, name: str) -> StoredCodes | None:
+        """The integer codes of a weight; None if it is not stored as such."""
+        tensor = self.tensors[name]
+        return tensor.codes if isinstance(tensor, LazyTensor) else None
+
+
+def module_weights(module: nn.Module) -> TensorWeights:
+    """Weights of a live module."""
+    return TensorWeights({name: p.detach().cpu() for name, p in module.named_parameters()})
 
 
 class Replaced:
@@ -287,6 +227,10 @@ class Replaced:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight."""
         return self.source(name).rows(name, start, stop)
+
+    def codes(self, name: str) -> StoredCodes | None:
+        """The integer codes of a weight; None if it is not stored as such."""
+        return self.source(name).codes(name)
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:

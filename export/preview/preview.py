@@ -116,7 +116,7 @@ def preview(
         context_length=model.context_length,
         parameters=count(model.module),
         parts={name: _part(part) for name, part in model.parts.items()},
-        weight_bytes=sum(file.stat().st_size for file in checkpoint.tensors.files()),
+        weight_bytes=sum(file.stat().st_size for file in checkpoint.opened.files),
         cache_bytes_per_token=sum(
             state.unit_bytes for state in model.states("float32") if state.update == "append"
         ),

@@ -133,7 +133,7 @@ def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     return Part(rows=weight, codes=codes, loss=loss)
 
 
-class RoundedWeight:
+class RoundedWeight(Weights):
     """A weight of the module, dequantized from the rounded weight that contains it."""
 
     def __init__(self, shape: tuple[int, ...], place: Place, values: Values) -> None:

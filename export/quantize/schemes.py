@@ -13,7 +13,7 @@ from ortolan.export.options import GROUP_SIZES, GroupSize
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.export.values import static_shape
-from ortolan.modeling.weights import Coded, Weights
+from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.interface import TARGET_IDS
 from ortolan.runtime.bundle.source import IDS
 
@@ -147,8 +147,8 @@ def _reused(
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
     """The scheme of a weight's codes in the checkpoint; None without codes that kernels support."""
-    form = weights.code_format(name) if isinstance(weights, Coded) else None
-    if form is None:
+    codes = None if weights is None else weights.codes(name)
+    if codes is None or (form := codes.format) is None:
         return None
     bits, group = cast(Literal[4, 8], form.bits), cast(GroupSize, form.group)
     return Scheme(bits=bits, group=group, symmetric=form.symmetric, minimums=form.minimums)

@@ -11,7 +11,7 @@ from ortolan.export.quantize.schemes import stored_scheme
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.modeling.lazy_tensor import READ_ELEMENTS
-from ortolan.modeling.weights import Coded, Weights
+from ortolan.modeling.weights import Weights
 
 
 def default_precision(model: Exportable) -> PrecisionName:
@@ -43,13 +43,14 @@ def stored_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[Qua
 
 def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
     """A weight, a few rows or one expert at a time."""
-    if not isinstance(weights, Coded):
+    kept = weights.codes(name)
+    if kept is None:
         raise TypeError(f"{name}: the checkpoint stores no codes")
     count, *width = weights.shape(name)
     step = max(1, READ_ELEMENTS // math.prod(width))
     for start in range(0, count, step):
         stop = min(start + step, count)
-        stored = weights.codes(name, start, stop)
+        stored = kept.rows(start, stop)
         codes = Codes(
             values=stored.values.contiguous(),
             scales=stored.scales.contiguous(),

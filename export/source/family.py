@@ -73,7 +73,7 @@ from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
-from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.modeling.weights import Weights, module_weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Output, Source, Speech, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import SOUND, VISION, Features
@@ -107,7 +107,7 @@ def open_model(
     # Nothing says how many vectors the encoder of a live module gives.
     config = replace(model.config, feature_token_id=None)
     origin = Origin(model_type=config.model_type, sha256=cache(partial(module_sha256, model)))
-    return _describe(config, max_context, origin, ModuleWeights(model), tokenizer=tokenizer)
+    return _describe(config, max_context, origin, module_weights(model), tokenizer=tokenizer)
 
 
 def open_family(

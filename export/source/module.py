@@ -31,7 +31,7 @@ from ortolan.export.trace.module import (
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.state import CachedState, State
-from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.modeling.weights import Weights, module_weights
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph, Tokens
 
@@ -50,7 +50,7 @@ def open_module(
     sha256 = cache(partial(module_sha256, module))
     opened = open_empty(
         without_memory(module),
-        ModuleWeights(module),
+        module_weights(module),
         Origin(model_type=type(module).__name__, sha256=sha256, folder=folder),
         context=context,
         tokens=Tokens(),

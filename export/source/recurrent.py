@@ -22,7 +22,7 @@ from ortolan.modeling.checkpoint.folder import (
 from ortolan.modeling.config import RecurrentConfig
 from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.modeling.weights import Weights, module_weights
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph, Tokens
 
@@ -34,7 +34,7 @@ def open_recurrent_model(
     folder, path = folder_or_file(tokenizer)
     sha256 = cache(partial(module_sha256, model))
     origin = Origin(model_type=model.config.model_type, sha256=sha256, folder=folder)
-    return _open(model.config, ModuleWeights(model), origin, path, max_context)
+    return _open(model.config, module_weights(model), origin, path, max_context)
 
 
 def open_recurrent(

@@ -9,37 +9,29 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.adapter_config import CONFIG, MERGE, read_adapter_config
-from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
-from ortolan.modeling.checkpoint.pickles import Pickles
-from ortolan.modeling.checkpoint.safetensors import Safetensors
-from ortolan.modeling.checkpoint.text_tower import PartTensors, TextTensors, text_name
-from ortolan.modeling.codes import CodedRows, CodeFormat
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
+from ortolan.modeling.checkpoint.packed.unpacked import unpacked
+from ortolan.modeling.checkpoint.pickles import read_pickles
+from ortolan.modeling.checkpoint.safetensors import read_safetensors
+from ortolan.modeling.checkpoint.text_tower import text_name
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families import FAMILIES
+from ortolan.modeling.lazy_tensor import LazyTensor, LowRank, are_equal, stored_tensor, whole_of
 from ortolan.modeling.weights import HEAD as OUR_HEAD
-from ortolan.modeling.weights import (
-    Coded,
-    Quantizable,
-    Shapes,
-    Table,
-    Turned,
-    name_template,
-    targets,
-)
+from ortolan.modeling.weights import Table, name_template, targets
+
+Tensors = Mapping[str, LazyTensor]
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 PREFIX = "base_model.model."
-
-ROWS_AT_ONCE = 4096
-"""Rows of two tensors in memory at once while they are compared."""
 
 HEAD = "lm_head.weight"
 """Name of the head in most formats of language models."""
@@ -64,51 +56,74 @@ class Product(NamedTuple):
     """A low-rank update of a matrix: `second @ first`, or its transpose.
 
     Attributes:
-        first: name of `A`, `(r, inputs)`.
-        second: name of `B`, `(outputs, r)`.
+        first: `A`, `(r, inputs)`.
+        second: `B`, `(outputs, r)`.
         scale: multiplies the product.
         transposed: the matrix is `(inputs, outputs)`.
     """
 
-    first: str
-    second: str
+    first: LazyTensor
+    second: LazyTensor
     scale: float
     transposed: bool
 
+    def added_to(self, base: LazyTensor, name: str) -> LazyTensor:
+        """The matrix with the update, float32."""
 
-class LowRank(NamedTuple):
-    """A low-rank update `left @ right` of a tensor.
+        def read(start: int, stop: int, axis: int) -> Tensor:
+            if bool(axis) != self.transposed:
+                a_RK, b_NR = self.first.read(start, stop, 1), whole_of(self.second)
+            else:
+                a_RK, b_NR = whole_of(self.first), self.second.read(start, stop)
+            product_NK = b_NR.float() @ a_RK.float()
+            update = product_NK.T if self.transposed else product_NK
+            return base.read(start, stop, axis).float() + self.scale * update
+
+        left, right = self.scale * self.second.float(), self.first.float()
+        if self.transposed:
+            left, right = right.T, left.T
+        update, axes = LowRank(left, right, frozenset({name})), tuple(base.axes)
+        turned = base.outputs_first
+        return stored_tensor(base.shape, read, axes=axes, update=update, outputs_first=turned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What an adapter changes in a checkpoint, by names of tensors.
 
     Attributes:
-        left: float32 `(rows, r)`.
-        right: float32 `(r, columns)`.
+        folder: of the adapter.
+        products: its low-rank updates.
+        replaced: tensors that it replaces.
+        base: tensors of the checkpoint.
+        is_untied: it changes a head and an embedding that were one.
     """
 
-    left: Tensor
-    right: Tensor
-
-
-class Adapted:
-    """Tensors of a checkpoint with an adapter merged in."""
-
-    def __init__(self, base: FileTensors, folder: Path, values: Mapping[str, object]) -> None:
-        """Check that the adapter belongs to the checkpoint."""
-        self.left_out = base.left_out if isinstance(base, TextTensors) else ()
-        self._folder = folder
-        config = read_adapter_config(folder)
-        self._own = _tensors(folder)
-        model_type = str(values.get("model_type"))
-        self._products, self._replaced = _placed(config, self._own.shapes(), base, model_type)
-        table, head = _table(base.shapes(), values), _head(model_type)
-        self.is_untied = table is not None and not self.changed.isdisjoint({head, table})
-        needs_head = self.is_untied and head not in base.shapes()
-        self._base = WithHead(base, table, head) if needs_head and table else base
-        self._check()
+    folder: Path
+    products: Mapping[str, Product]
+    replaced: Mapping[str, LazyTensor]
+    base: Tensors
+    is_untied: bool = False
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names of the tensors that the adapter updates or replaces."""
-        return frozenset({*self._products, *self._replaced})
+        """Names of the tensors that it updates or replaces."""
+        return frozenset({*self.products, *self.replaced})
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of the update of each matrix that has one."""
+        return {name: len(product.first) for name, product in self.products.items()}
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        """Names of the tensors that the adapter replaces by other values.
+
+        PEFT saves an embedding and a head with their updates, even if they are those of the base.
+        """
+        return tuple(
+            name for name, own in self.replaced.items() if not are_equal(own, self.base[name])
+        )
 
     def check_tied(self, names: Iterable[str]) -> None:
         """Check that the adapter leaves alone the tensors that share their values in a model."""
@@ -116,105 +131,18 @@ class Adapted:
             for changed in self.changed:
                 if f".{changed}".endswith(f".{name}") or name.endswith(f".{changed}"):
                     raise CheckpointError(
-                        f"{self._folder}: the adapter changes {changed}, which is tied to other "
+                        f"{self.folder}: the adapter changes {changed}, which is tied to other "
                         f"weights of this model. {MERGE}"
                     )
 
-    @property
-    def ranks(self) -> dict[str, int]:
-        """Rank of the update of each matrix that has one, by name."""
-        shapes = self._own.shapes()
-        return {name: shapes[product.first][0] for name, product in self._products.items()}
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """Names of the tensors that the adapter replaces by other values.
-
-        PEFT saves an embedding and a head with their updates, even if they are those of the base.
-        """
-        return tuple(name for name in self._replaced if not self._is_copy(name))
-
-    def factors(self, name: str) -> LowRank | None:
-        """The update of a tensor in float32, including its scale; None if it has none."""
-        product = self._products.get(name)
-        if product is None:
-            return None
-        shapes = self._own.shapes()
-        a_RK = self._own.read(product.first, 0, shapes[product.first][0]).float()
-        b_NR = self._own.read(product.second, 0, shapes[product.second][0]).float()
-        b_NR = product.scale * b_NR
-        return LowRank(a_RK.T, b_NR.T) if product.transposed else LowRank(b_NR, a_RK)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        return self._base.shapes()
-
-    def files(self) -> list[Path]:
-        """Files of the checkpoint, then those of the adapter."""
-        return [*self._base.files(), *self._own.files()]
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`; float32 if it is merged."""
-        own = self._replaced.get(name)
-        source, stored = (self._base, name) if own is None else (self._own, own)
-        rows = source.read(stored, start, stop, axis=axis)
-        product = self._products.get(name)
-        if product is None:
-            return rows
-        return rows.float() + product.scale * self._added(product, start, stop, axis)
-
-    def has_outputs_first(self, name: str) -> bool:
-        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
-        is_own = name in self._replaced
-        return not is_own and isinstance(self._base, Turned) and self._base.has_outputs_first(name)
-
-    def is_quantized(self) -> bool:
-        """Whether any tensor is stored in fewer than 16 bits per value."""
-        return isinstance(self._base, Quantizable) and self._base.is_quantized()
-
-    def code_format(self, name: str) -> CodeFormat | None:
-        """Format of a tensor's codes; None if it has none, or the adapter changes it."""
-        if name in self._products or name in self._replaced:
-            return None
-        return self._base.code_format(name) if isinstance(self._base, Coded) else None
-
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` of a tensor that has a format."""
-        if not isinstance(self._base, Coded):
-            raise TypeError(f"{name}: this checkpoint stores no codes")
-        return self._base.codes(name, start, stop)
-
-    def _added(self, product: Product, start: int, stop: int, axis: int) -> Tensor:
-        """The same slice of the low-rank update."""
-        shapes = self._own.shapes()
-        first, second = (0, shapes[product.first][1]), (0, shapes[product.second][0])
-        if bool(axis) != product.transposed:
-            first = start, stop
-        else:
-            second = start, stop
-        a_RK = self._own.read(product.first, *first, axis=1).float()
-        b_NR = self._own.read(product.second, *second).float()
-        return (b_NR @ a_RK).T if product.transposed else b_NR @ a_RK
-
-    def _is_copy(self, name: str) -> bool:
-        """Whether a tensor of the adapter has the values of the one that it replaces."""
-        own, rows = self._replaced[name], self._base.shapes()[name][0]
-        return all(
-            torch.equal(
-                self._own.read(own, start, start + ROWS_AT_ONCE).float(),
-                self._base.read(name, start, start + ROWS_AT_ONCE).float(),
-            )
-            for start in range(0, rows, ROWS_AT_ONCE)
-        )
-
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise CheckpointError unless every tensor of the adapter fits the checkpoint."""
-        base, own = self._base.shapes(), self._own.shapes()
-        pairs = [(name, own[stored], base.get(name)) for name, stored in self._replaced.items()]
-        for name, product in self._products.items():
-            shape = (own[product.second][0], own[product.first][1])
-            stored = self._replaced.get(name)
-            expected = base.get(name) if stored is None else own[stored]
+        shapes = {name: tuple(own.shape) for name, own in self.replaced.items()}
+        stored = {name: tuple(tensor.shape) for name, tensor in self.base.items()}
+        pairs = [(name, shape, stored.get(name)) for name, shape in shapes.items()]
+        for name, product in self.products.items():
+            shape = (len(product.second), product.first.shape[1])
+            expected = shapes.get(name, stored.get(name))
             pairs.append((name, shape[::-1] if product.transposed else shape, expected))
         misfits = [pair for pair in pairs if pair[1] != pair[2]]
         if misfits:
@@ -226,18 +154,33 @@ class Adapted:
             ]
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(
-                f"{self._folder}: the adapter does not match this model: "
+                f"{self.folder}: the adapter does not match this model: "
                 f"{'; '.join(problems[:3])}{more}. {_advice(misfits)}"
             )
 
 
-class WithHead(PartTensors):
-    """Tensors of a language model whose head is its embedding, with the head as a further one."""
-
-    def __init__(self, whole: FileTensors, table: str, head: str) -> None:
-        """Name the embedding as the head, too."""
-        super().__init__(whole, lambda name: name)
-        self._names[head] = table
+def adapted(
+    files: FileTensors, folder: Path, values: Mapping[str, object]
+) -> tuple[FileTensors, Adapter]:
+    """Tensors of a checkpoint with an adapter merged in."""
+    own, base = _tensors(folder), dict(files.tensors)
+    model_type = str(values.get("model_type"))
+    products, replaced = _placed(read_adapter_config(folder), own.tensors, base, model_type)
+    table, head = _table(base, values), _head(model_type)
+    is_untied = table is not None and not {*products, *replaced}.isdisjoint({head, table})
+    if table is not None and is_untied:
+        base.setdefault(head, base[table])  # a tied model has no head of its own
+    adapter = Adapter(
+        folder=folder,
+        products=products,
+        replaced=replaced,
+        base=base,
+        is_untied=is_untied,
+    )
+    adapter.check()
+    merged = base | replaced
+    merged |= {name: product.added_to(merged[name], name) for name, product in products.items()}
+    return replace(files, tensors=merged, files=(*files.files, *own.files)), adapter
 
 
 class Names:
@@ -266,47 +209,46 @@ def _tensors(folder: Path) -> FileTensors:
             f"{folder}: the adapter has no {WEIGHTS[0]}. The download is incomplete."
         )
     file = weights[0]
-    return Unpacked(Safetensors([file]) if file.suffix == ".safetensors" else Pickles([file]))
+    return unpacked(
+        read_safetensors([file]) if file.suffix == ".safetensors" else read_pickles([file])
+    )
 
 
 def _placed(
-    values: Mapping[str, object], shapes: Shapes, base: FileTensors, model_type: str
-) -> tuple[dict[str, Product], dict[str, str]]:
+    values: Mapping[str, object], tensors: Tensors, base: Tensors, model_type: str
+) -> tuple[dict[str, Product], dict[str, LazyTensor]]:
     """Low-rank updates by the matrix they change, and tensors that replace others."""
     products: dict[str, Product] = {}
-    replaced: dict[str, str] = {}
-    stored = base.shapes()
-    names = Names(stored)
-    for name in shapes:
+    replaced: dict[str, LazyTensor] = {}
+    names = Names(base)
+    for name, tensor in tensors.items():
         own = name.removeprefix(PREFIX)
         place = text_name(own) or own
         end = next((end for end in FACTORS if place.endswith(end)), None)
         if end is None:
             if "lora_" not in place:
-                replaced[names.find(place.replace(".base_layer.", "."))] = name
+                replaced[names.find(place.replace(".base_layer.", "."))] = tensor
             elif not re.search(r"\.lora_(embedding_B|B\.weight)$", place):
                 raise CheckpointError(f"{name}: not a LoRA factor A or B. {MERGE}")
             continue
-        second = name.removesuffix(end) + end.replace("_A", "_B")
-        if second not in shapes:
+        second = tensors.get(other := name.removesuffix(end) + end.replace("_A", "_B"))
+        if second is None:
             raise CheckpointError(
-                f"{name}: its second factor, {second}, is missing. The download is incomplete."
+                f"{name}: its second factor, {other}, is missing. The download is incomplete."
             )
-        if {len(shapes[name]), len(shapes[second])} != {2}:
+        if {tensor.dim(), second.dim()} != {2}:
             raise CheckpointError(f"{name}: LoRA of a convolution is not supported. {MERGE}")
         weight = names.find(f"{place.removesuffix(end)}.weight")
-        outputs, inputs = shapes[second][0], shapes[name][1]
+        outputs, inputs = len(second), tensor.shape[1]
         if FACTORS[end]:
             is_transposed = True
         elif outputs != inputs:
-            is_transposed = stored.get(weight) == (inputs, outputs)
+            is_transposed = weight in base and base[weight].shape == (inputs, outputs)
         else:
-            is_turned = (
-                weight in stored and isinstance(base, Turned) and base.has_outputs_first(weight)
-            )
+            is_turned = weight in base and base[weight].outputs_first
             is_transposed = _is_transposed(weight, model_type) and not is_turned
-        scale = _scale(values, own.removesuffix(end), shapes[name][0])
-        products[weight] = Product(name, second, scale, is_transposed)
+        scale = _scale(values, own.removesuffix(end), len(tensor))
+        products[weight] = Product(tensor, second, scale, is_transposed)
     return products, replaced
 
 
@@ -337,7 +279,7 @@ def _names_of(model_type: str) -> Table:
     return {} if family is None or callable(family.weights) else family.weights
 
 
-def _table(base: Shapes, values: Mapping[str, object]) -> str | None:
+def _table(base: Iterable[str], values: Mapping[str, object]) -> str | None:
     """Name of the embedding of a causal language model; None for other models."""
     classes = values.get("architectures")
     if isinstance(classes, list) and classes:

@@ -14,29 +14,29 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from weakref import finalize
 
-from ortolan.modeling.checkpoint.adapter import HEAD, Adapted
+from ortolan.modeling.checkpoint.adapter import HEAD, Adapter, adapted
 from ortolan.modeling.checkpoint.adapter_config import CONFIG as ADAPTER_CONFIG
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.contrast import kind_of
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
 from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import derived_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
 from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.modeling.checkpoint.json_file import read_json
 from ortolan.modeling.checkpoint.media_tower import media_tower
-from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
-from ortolan.modeling.checkpoint.pickles import Pickles
-from ortolan.modeling.checkpoint.safetensors import Safetensors
+from ortolan.modeling.checkpoint.packed.unpacked import unpacked
+from ortolan.modeling.checkpoint.pickles import read_pickles
+from ortolan.modeling.checkpoint.safetensors import read_safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
 from ortolan.modeling.checkpoint.text_tower import (
     OF_MEDIA,
-    PartTensors,
-    TextTensors,
+    text_tensors,
     text_values,
 )
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import Quantizable
+from ortolan.modeling.lazy_tensor import LazyTensor
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -67,6 +67,7 @@ class Checkpoint:
         described_by: files other than the weights that the model's outputs depend on.
         derived: contents of files that a GGUF file replaces, by name; written on demand.
         media: the encoder of images or sounds, whose vectors this language model reads.
+        adapter: the adapter that is merged into the tensors.
     """
 
     values: dict[str, object]
@@ -75,28 +76,31 @@ class Checkpoint:
     described_by: tuple[Path, ...] = ()
     derived: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     media: "Checkpoint | None" = None
+    adapter: Adapter | None = None
 
     @cached_property
-    def tensors(self) -> FileTensors:
+    def opened(self) -> FileTensors:
+        """The weight files; see `tensors`."""
+        return self.open_tensors()
+
+    @property
+    def tensors(self) -> Mapping[str, LazyTensor]:
         """Tensors by published names, read slice by slice.
 
         Raises:
             CheckpointError: the files are absent, torn, or cannot be read without running code.
         """
-        return self.open_tensors()
+        return self.opened.tensors
 
     @property
     def is_quantized(self) -> bool:
         """Whether any weight is stored in fewer than 16 bits."""
-        return isinstance(self.tensors, Quantizable) and self.tensors.is_quantized()
+        return self.opened.is_quantized
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Names of the towers for other modalities, which are left out."""
-        tensors = self.tensors
-        if self.media is not None or not isinstance(tensors, TextTensors | Adapted):
-            return ()
-        return tensors.left_out
+        return () if self.media is not None else self.opened.left_out
 
     @property
     def texts(self) -> "Checkpoint | None":
@@ -125,7 +129,7 @@ class Checkpoint:
     def sha256(self) -> str:
         """Hash of the names and contents of all files that the model's outputs depend on."""
         digest = sha256()
-        for file in (*self.described_by[:1], *self.tensors.files(), *self.described_by[1:]):
+        for file in (*self.described_by[:1], *self.opened.files, *self.described_by[1:]):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
                 while block := stream.read(BLOCK_BYTES):
@@ -152,10 +156,14 @@ def open_checkpoint(source: Source, *, adapter: str | Path | None = None) -> Che
 
 def _adapted(base: Checkpoint, adapter: Path) -> Checkpoint:
     read_adapter_config(adapter)  # report its problems first
-    merged = Adapted(base.tensors, adapter, base.values)
-    described_by = (*base.described_by, adapter / ADAPTER_CONFIG)
-    values = base.values | ({TIED: False} if merged.is_untied else {})
-    return replace(base, values=values, open_tensors=lambda: merged, described_by=described_by)
+    merged, own = adapted(base.opened, adapter, base.values)
+    return replace(
+        base,
+        values=base.values | ({TIED: False} if own.is_untied else {}),
+        open_tensors=lambda: merged,
+        described_by=(*base.described_by, adapter / ADAPTER_CONFIG),
+        adapter=own,
+    )
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -184,16 +192,16 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
     """The language model of a checkpoint, with its encoder where Ortolan computes it."""
-    tower, media, opened = media_tower(whole.values), None, partial(TextTensors, whole.tensors)
+    tower, media, opened = media_tower(whole.values), None, partial(text_tensors, whole.opened)
     if tower is not None:
         text |= tower.text
         media = replace(
             whole,
             values=tower.values,
-            open_tensors=partial(PartTensors, whole.tensors, tower.rename),
+            open_tensors=partial(whole.opened.of_part, tower.rename),
         )
     # Configs with towers omit this key or get it wrong, so look at the weights.
-    text[TIED] = HEAD not in opened().shapes()
+    text[TIED] = HEAD not in opened().tensors
     return replace(whole, values=text, open_tensors=opened, media=media)
 
 
@@ -228,7 +236,7 @@ def open_tensors(folder: Path, quantization: dict[str, object] | None = None) ->
     """Open the weight files of a folder."""
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
-    return Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
+    return unpacked(read_safetensors(files) if is_safe else read_pickles(files), quantization)
 
 
 def _snapshot(path: Path) -> Path:

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.lazy_tensor import LazyTensor, whole_of
 
 Values = Mapping[str, object]
 
@@ -77,7 +75,7 @@ def kind_of(values: Values) -> Kind | None:
     return kind if kind is not None and names == [kind.architecture] else None
 
 
-def read_contrast(kind: Kind, tensors: FileTensors) -> Contrast:
+def read_contrast(kind: Kind, tensors: Mapping[str, LazyTensor]) -> Contrast:
     """Read how a checkpoint compares images with texts."""
     scale = math.exp(min(_number(tensors, SCALE), math.log(2 * MAX_SCALE)))
     if not 0 < scale <= MAX_SCALE:
@@ -89,16 +87,15 @@ def read_contrast(kind: Kind, tensors: FileTensors) -> Contrast:
     return Contrast(scale=scale, bias=bias, scores=kind.scores)
 
 
-def _number(tensors: FileTensors, name: str) -> float:
-    shape = tensors.shapes().get(name)
-    if shape not in ((), (1,)):
-        got = "none" if shape is None else f"one of shape {shape}"
+def _number(tensors: Mapping[str, LazyTensor], name: str) -> float:
+    tensor = tensors.get(name)
+    if tensor is None or tuple(tensor.shape) not in ((), (1,)):
+        got = "none" if tensor is None else f"one of shape {tuple(tensor.shape)}"
         raise CheckpointError(
             f"{name}: expected a tensor with one number, got {got}. Without it, images cannot be "
             "compared with texts."
         )
-    value: Tensor = tensors.read(name, 0, 1)
-    number = float(value.float())
+    number = float(whole_of(tensor).float())
     if not math.isfinite(number):
         raise CheckpointError(f"{name} must be finite (got {number}). Check the checkpoint.")
     return number

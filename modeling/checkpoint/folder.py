@@ -1,7 +1,7 @@
 """Load models from checkpoints, and save them as folders in Hugging Face format."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from ortolan import files
-from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import (
     CONFIG,
     Checkpoint,
@@ -20,18 +19,18 @@ from ortolan.modeling.checkpoint.checkpoint import (
     open_checkpoint,
     open_tensors,
 )
-from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
-from ortolan.modeling.checkpoint.position_table import ResizedPositions
+from ortolan.modeling.checkpoint.mapped_weights import map_weights
+from ortolan.modeling.checkpoint.position_table import resized_positions
 from ortolan.modeling.checkpoint.sentence_head import (
     DENSE_WEIGHTS,
     MODULES,
-    WithProjections,
     cross_encoder_values,
     dense_folders,
     read_sentence_head,
+    with_projections,
     write_sentence_head,
 )
-from ortolan.modeling.checkpoint.weight_norm import WeightNormed
+from ortolan.modeling.checkpoint.weight_norm import weight_normed
 from ortolan.modeling.config import (
     AlibiPositions,
     ClassifierHead,
@@ -64,6 +63,7 @@ from ortolan.modeling.families.reader import (
 )
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
+from ortolan.modeling.lazy_tensor import LazyTensor
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack
@@ -73,7 +73,7 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import TensorSource, published_pieces, targets
+from ortolan.modeling.weights import TensorWeights, published_pieces, targets
 from ortolan.staging import placed
 
 C = TypeVar("C", bound=ModelConfig)
@@ -212,13 +212,13 @@ def _with_parts(config: DecoderConfig, parts: int) -> DecoderConfig:
 
 def open_weights(
     source: Source, config: ModelConfig, module: TransformerModel | None = None
-) -> MappedWeights:
+) -> TensorWeights:
     """Weights of a checkpoint by our names, read on demand; `module` is the `empty_model`."""
     checkpoint, table = open_checkpoint(source), weights_of(config)
     module = empty_model(config) if module is None else module
-    if isinstance(checkpoint.tensors, Adapted):
+    if checkpoint.adapter is not None:
         tied = {*module.tied, *module.tied.values()}
-        checkpoint.tensors.check_tied(
+        checkpoint.adapter.check_tied(
             name for name in table if any(target.name in tied for target in targets(table, name))
         )
     return map_weights(
@@ -231,19 +231,19 @@ def open_weights(
     )
 
 
-def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
+def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, LazyTensor]:
     """Tensors of a model, including those in folders of their own or stored in two parts."""
     match config:
         case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
-            dense = [open_tensors(folder) for folder in dense_folders(checkpoint.folder)]
-            return WithProjections(checkpoint.tensors, dense)
+            dense = [open_tensors(folder).tensors for folder in dense_folders(checkpoint.folder)]
+            return with_projections(checkpoint.tensors, dense)
         case EncoderConfig(positions=ConvolutionalPositions()):
-            return WeightNormed(checkpoint.tensors)
+            return weight_normed(checkpoint.tensors)
         case EncoderConfig(
             input=PatchInput(grid=grid),
             positions=LearnedPositions(published=SquareTable(side=side) as table),
         ) if grid != (side, side):
-            return ResizedPositions(checkpoint.tensors, table, grid)
+            return resized_positions(checkpoint.tensors, table, grid)
         case _:
             return checkpoint.tensors
 

@@ -1,30 +1,16 @@
 """Weights of a checkpoint by our names, through the table of its family."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.expert_pieces import AllExperts, expert_pieces
+from ortolan.modeling.checkpoint.adapter import Adapter
 from ortolan.modeling.checkpoint.packed.leftovers import advice, is_idle
-from ortolan.modeling.checkpoint.padded_heads import padded_pieces
-from ortolan.modeling.codes import CodedRows, CodeFormat, join_codes, joint_format
-from ortolan.modeling.errors import WeightError
-from ortolan.modeling.weights import (
-    Coded,
-    Piece,
-    Shapes,
-    Table,
-    TensorSource,
-    Turned,
-    Weights,
-    name_template,
-    published_pieces,
-    targets,
-)
-
-ROWS_AT_ONCE = 4096
+from ortolan.modeling.checkpoint.placements import Placement, placements
+from ortolan.modeling.errors import CheckpointError, WeightError
+from ortolan.modeling.lazy_tensor import LazyTensor, LowRank, are_equal, whole_of
+from ortolan.modeling.weights import Shapes, Table, TensorWeights, name_template, targets
 
 MOST_NAMED = 16
 """Weights that an error message names."""
@@ -36,106 +22,36 @@ OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Names of norm parameters in checkpoints of the first BERTs, and in tables."""
 
 
-class Readable(Protocol):
-    """Rows of one of our weights, read from tensors of a checkpoint; see `Piece`."""
-
-    @property
-    def rows(self) -> int:
-        """Number of our rows."""
-        ...
-
-    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
-        ...
-
-    def renamed(self, names: Mapping[str, str]) -> "Readable":
-        """Return the piece under the checkpoint's name instead of the table's."""
-        ...
-
-    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Read some of these rows."""
-        ...
-
-
-class MappedWeights:
-    """Weights of a checkpoint, mapped by the table of its family."""
-
-    def __init__(
-        self, source: TensorSource, pieces: Mapping[str, Sequence[Readable]], shapes: Shapes
-    ) -> None:
-        self._source = source
-        self._pieces = pieces
-        self._shapes = shapes
-
-    @property
-    def pieces(self) -> Mapping[str, Sequence[Readable]]:
-        """Published tensors that fill the rows of each weight, in order."""
-        return self._pieces
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
-        return self._shapes[name]
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, read on every call; see `Piece.read`."""
-        slices, offset = [], 0
-        for piece in self._pieces[name]:
-            first, last = max(start - offset, 0), min(stop - offset, piece.rows)
-            if first < last:
-                slices.append(piece.read(self._source, first, last))
-            offset += piece.rows
-        return slices[0] if len(slices) == 1 else torch.cat(slices)
-
-    def code_format(self, name: str) -> CodeFormat | None:
-        """Format of a weight; None unless all its published tensors are codes of one format."""
-        source, pieces = self._source, self._pieces[name]
-        if not isinstance(source, Coded):
-            return None
-        return joint_format(
-            piece.code_format(source) if isinstance(piece, Piece | AllExperts) else None
-            for piece in pieces
-        )
-
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` of a weight that has a format."""
-        if not isinstance(self._source, Coded):
-            raise TypeError(f"{name}: this checkpoint stores no codes")
-        parts, offset = [], 0
-        for piece in self._pieces[name]:
-            first, last = max(start - offset, 0), min(stop - offset, piece.rows)
-            if first < last and isinstance(piece, Piece | AllExperts):
-                parts.append(piece.codes(self._source, first, last))
-            offset += piece.rows
-        return join_codes(parts)
-
-
 def map_weights(
-    source: TensorSource,
+    source: Mapping[str, LazyTensor],
     table: Table,
     expected: Shapes,
     parts: Mapping[str, tuple[int, ...]],
     *,
     base_model_prefix: str,
     tied: Mapping[str, str],
-) -> MappedWeights:
+) -> TensorWeights:
     """Check a checkpoint against a model, and map its weights to our names."""
-    published = source.shapes()
-    names = _with_originals(_table_names(published, table, base_model_prefix), table, tied)
+    names = _with_originals(_table_names(source, table, base_model_prefix), table, tied)
+    stored = {place: source[name] for place, name in names.items()}
     claimed: set[str] = set()
-    mapped: dict[str, Sequence[Readable]] = {}
+    mapped: dict[str, Tensor] = {}
     problems = []
     for ours, shape in expected.items():
-        rows = parts.get(ours, shape[:1])
-        pieces: Sequence[Readable] = (
-            expert_pieces(table, ours, shape)
-            or padded_pieces(table, ours, rows)
-            or [_as_stored(piece, names, source) for piece in published_pieces(table, ours, rows)]
+        placed = placements(
+            table,
+            ours,
+            shape,
+            parts.get(ours, shape[:1]),
+            has_outputs_first=lambda name: name in stored and stored[name].outputs_first,
         )
-        for piece in pieces:
-            stored = piece.stored_shapes(shape)
-            claimed |= stored.keys()
-            problems += _differences(stored, names, published)
-        mapped[ours] = tuple(piece.renamed(names) for piece in pieces)
+        differences = _differences(placed, names, source)
+        problems += differences
+        for placement in placed:
+            claimed |= placement.stored.keys()
+        if not differences:
+            pieces = [part.ours([stored[name] for name in part.stored]) for part in placed]
+            mapped[ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     unclaimed = {place: name for place, name in names.items() if place not in claimed}
     # A checkpoint may contain a copy of a head that is tied to the embedding.
     copies = {
@@ -145,24 +61,39 @@ def map_weights(
         if target.name in tied
     }
     for name, original in copies.items():
-        problems += _misshapen(name, published[name], expected[original])
+        problems += _misshapen(name, source, expected[original])
     for place, name in unclaimed.items():
         if name not in copies and not _is_dropped(table, place) and not is_idle(name):
             problems.append(f"{UNEXPECTED}{name}")
     if problems:
         raise differing(problems)
-    weights = MappedWeights(source, mapped, expected)
     for name, original in copies.items():
-        _check_tied(source, name, weights, original)
-    return weights
+        if not are_equal(source[name], mapped[original]):
+            raise WeightError(
+                f"{name}: the config says that it equals the embedding, but its values differ. If "
+                "both were trained, set tie_word_embeddings to false in config.json."
+            )
+    return TensorWeights(mapped)
 
 
-def _as_stored(piece: Piece, names: Mapping[str, str], source: TensorSource) -> Piece:
-    """The piece, not transposed if its tensor was quantized with outputs first."""
-    if not isinstance(source, Turned):
-        return piece
-    is_turned = source.has_outputs_first(names.get(piece.name, piece.name))
-    return piece._replace(target=piece.target._replace(transposed=False)) if is_turned else piece
+def updates_of(weights: TensorWeights, adapter: Adapter) -> dict[str, LowRank]:
+    """The update of each of our weights that an adapter changes, by name."""
+    updates = {
+        name: tensor.update
+        for name, tensor in weights.tensors.items()
+        if isinstance(tensor, LazyTensor) and tensor.update is not None
+    }
+    used = {name for update in updates.values() for name in update.names}
+    unused = [name for name in adapter.ranks if name not in used]
+    if unused:
+        raise CheckpointError(
+            f"{unused[0]}: an adapter of this tensor can only be merged, not chosen at run time. "
+            "Export the checkpoint with --adapter, or train the adapter on other modules."
+        )
+    return {
+        name: LowRank(whole_of(left), whole_of(right), names)
+        for name, (left, right, names) in updates.items()
+    }
 
 
 def differing(problems: Iterable[str]) -> WeightError:
@@ -178,14 +109,17 @@ def differing(problems: Iterable[str]) -> WeightError:
     )
 
 
-def _differences(expected: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
-    """Missing and misshapen tensors among those that a piece reads."""
+def _differences(
+    placed: Iterable[Placement], names: Mapping[str, str], source: Mapping[str, LazyTensor]
+) -> list[str]:
+    """Missing and misshapen tensors among those of a weight."""
     problems: list[str] = []
-    for place, shape in expected.items():
-        if place in names:
-            problems += _misshapen(names[place], published[names[place]], shape)
-        else:
-            problems.append(f"missing {place}")
+    for placement in placed:
+        for place, shape in placement.stored.items():
+            if place in names:
+                problems += _misshapen(names[place], source, shape)
+            else:
+                problems.append(f"missing {place}")
     return problems
 
 
@@ -201,11 +135,12 @@ def _is_dropped(table: Table, name: str) -> bool:
     return entry is not None and all(target.spare for target in targets(table, entry))
 
 
-def _misshapen(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> list[str]:
+def _misshapen(name: str, source: Mapping[str, LazyTensor], expected: tuple[int, ...]) -> list[str]:
+    actual = tuple(source[name].shape)
     return [] if actual == expected else [f"{name}: expected shape {expected}, got {actual}"]
 
 
-def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
+def _table_names(published: Iterable[str], table: Table, prefix: str) -> dict[str, str]:
     """Published names by their table names, without tensors under a prefix that is dropped.
 
     A checkpoint without a head may leave out the prefix of the base model.
@@ -251,16 +186,3 @@ def _modern(name: str) -> str:
     for old, new in OLD_NAMES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
-
-
-def _check_tied(source: TensorSource, head: str, weights: Weights, original: str) -> None:
-    """Raise WeightError unless a tied weight equals the embedding."""
-    rows = weights.shape(original)[0]
-    for start in range(0, rows, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, rows)
-        ours = weights.rows(original, start, stop)
-        if not torch.equal(source.read(head, start, stop).float(), ours.float()):
-            raise WeightError(
-                f"{head}: the config says that it equals the embedding, but its values differ. If "
-                "both were trained, set tie_word_embeddings to false in config.json."
-            )

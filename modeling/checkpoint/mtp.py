@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint
-from ortolan.modeling.checkpoint.text_tower import PartTensors
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families.reader import READS_STATES
 
@@ -44,7 +43,7 @@ def mtp_checkpoint(source: Source) -> Checkpoint:
             f"only for {', '.join(KINDS)}. Leave out mtp."
         )
     layer = f"model.layers.{layers}."
-    if not any(name.startswith(layer) for name in whole.tensors.shapes()):
+    if not any(name.startswith(layer) for name in whole.tensors):
         raise CheckpointError(
             f"{whole.folder}: this checkpoint has no head that predicts further tokens; it would "
             f"be {layer}*. Leave out mtp."
@@ -59,5 +58,5 @@ def mtp_checkpoint(source: Source) -> Checkpoint:
     return replace(
         whole,
         values={**whole.values, **kind, READS_STATES: True},
-        open_tensors=lambda: PartTensors(whole.tensors, rename),
+        open_tensors=lambda: whole.opened.of_part(rename),
     )

@@ -14,55 +14,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
 from ortolan.modeling.checkpoint.shards import add_once
 from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.lazy_tensor import stored_tensor
 
 
 class Place(NamedTuple):
     """Location of a tensor's values in a file: `length` bytes from `offset`."""
 
+    file: Path
     offset: int
     length: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-
-class Pickles:
-    """Tensors of one or more files written by `torch.save`."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._files: dict[str, Path] = {}
-        self._places: dict[str, Place] = {}
-        for file in files:
-            for name, place in _tensors(file):
-                add_once(self._files, name, file)
-                self._places[name] = place
-        self._files, self._places = unwrapped(self._files), unwrapped(self._places)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        return {name: place.shape for name, place in self._places.items()}
-
-    def files(self) -> list[Path]:
-        """The files, sorted by name."""
-        return sorted(set(self._files.values()))
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole."""
-        place = self._places[name]
-        if 0 in place.shape:
-            whole = torch.empty(place.shape, dtype=place.dtype)
+    def read(self, start: int, stop: int, axis: int) -> Tensor:
+        """A slice along an axis; scalars are whole."""
+        if 0 in self.shape:
+            whole = torch.empty(self.shape, dtype=self.dtype)
         else:
             # Copy on write: PyTorch has no read-only tensors.
-            data = np.memmap(self._files[name], np.uint8, "c", place.offset, (place.length,))
-            values = torch.frombuffer(data, dtype=place.dtype)
-            whole = values.as_strided(place.shape, place.strides)
-        if not place.shape:
+            data = np.memmap(self.file, np.uint8, "c", self.offset, (self.length,))
+            values = torch.frombuffer(data, dtype=self.dtype)
+            whole = values.as_strided(self.shape, self.strides)
+        if not self.shape:
             return whole.clone()
         piece = whole[(*[slice(None)] * axis, slice(start, stop))]
         return piece.clone(memory_format=torch.contiguous_format)
+
+
+def read_pickles(files: Iterable[Path]) -> FileTensors:
+    """Tensors of one or more files written by `torch.save`."""
+    files_of: dict[str, Path] = {}
+    places: dict[str, Place] = {}
+    for file in files:
+        for name, place in _tensors(file):
+            add_once(files_of, name, file)
+            places[name] = place
+    tensors = {
+        name: stored_tensor(place.shape, place.read, place.dtype)
+        for name, place in unwrapped(places).items()
+    }
+    return FileTensors(tensors=tensors, files=tuple(sorted(set(files_of.values()))))
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
@@ -79,7 +75,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
                 f"{file}: {name} lies outside of the file ({length} bytes from {offset}). Download "
                 "it again."
             )
-        yield name, Place(offset, length, tensor.dtype, shape, strides)
+        yield name, Place(file, offset, length, tensor.dtype, shape, strides)
 
 
 def _table(file: Path) -> dict[str, Tensor]:

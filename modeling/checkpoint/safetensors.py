@@ -9,6 +9,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
 from ortolan.modeling.checkpoint.shards import add_once
 from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.lazy_tensor import stored_tensor
 
 MAX_HEADER_BYTES = 8 << 20
 """A header of empty tensors costs a thousand times its size to parse."""
@@ -60,34 +63,31 @@ class _Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Safetensors:
+def read_safetensors(files: Iterable[Path]) -> FileTensors:
     """Tensors of one or more safetensors files."""
+    files_of: dict[str, Path] = {}
+    every: dict[str, _Stored] = {}
+    for file in files:
+        for stored in _read_header(file):
+            add_once(files_of, stored.name, file)
+            every[stored.name] = stored
+    tensors = {
+        # A type that PyTorch lacks is an error when the tensor is read.
+        name: stored_tensor(
+            stored.shape, partial(_read, name, stored), DTYPES.get(stored.dtype, torch.uint8)
+        )
+        for name, stored in unwrapped(every).items()
+    }
+    return FileTensors(tensors=tensors, files=tuple(sorted(set(files_of.values()))))
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        files_of: dict[str, Path] = {}
-        every: dict[str, _Stored] = {}
-        for file in files:
-            for stored in _read_header(file):
-                add_once(files_of, stored.name, file)
-                every[stored.name] = stored
-        self._stored = unwrapped(every)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        return {name: stored.shape for name, stored in self._stored.items()}
-
-    def files(self) -> list[Path]:
-        """The files, sorted by name."""
-        return sorted({stored.file for stored in self._stored.values()})
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole."""
-        stored = self._stored[name]
-        if axis == 0 or not stored.shape:
-            return _read_rows(name, stored, start, stop)
-        with safe_open(str(stored.file), framework="pt") as file:
-            piece: Tensor = file.get_slice(stored.name)[(*[slice(None)] * axis, slice(start, stop))]
-            return piece.clone()
+def _read(name: str, stored: _Stored, start: int, stop: int, axis: int) -> Tensor:
+    """A slice of a tensor along an axis; scalars are whole."""
+    if axis == 0 or not stored.shape:
+        return _read_rows(name, stored, start, stop)
+    with safe_open(str(stored.file), framework="pt") as file:
+        piece: Tensor = file.get_slice(stored.name)[(*[slice(None)] * axis, slice(start, stop))]
+        return piece.clone()
 
 
 def _read_rows(name: str, stored: _Stored, start: int, stop: int) -> Tensor:

@@ -8,19 +8,17 @@ Source: Reimers and Gurevych 2019; sentence-transformers 6.2, `load_config` of e
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-
-from torch import Tensor
 
 from ortolan import files
 from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
 from ortolan.modeling.config import Activation, AttentionPooling, EmbeddingHead, Pooling, Projection
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.lazy_tensor import LazyTensor
 
 MODULES = "modules.json"
 
@@ -184,28 +182,15 @@ def dense_folders(folder: Path) -> list[Path]:
     return [folder / module.path for module in _modules(folder) if module.kind == "Dense"]
 
 
-class WithProjections:
+def with_projections(
+    whole: Mapping[str, LazyTensor], dense: Sequence[Mapping[str, LazyTensor]]
+) -> dict[str, LazyTensor]:
     """Tensors of a checkpoint, and those of its dense modules as `projections.0.weight`."""
-
-    def __init__(self, whole: TensorSource, dense: Sequence[TensorSource]) -> None:
-        self._places: dict[str, tuple[TensorSource, str]] = {
-            name: (whole, name) for name in whole.shapes()
-        }
-        for number, source in enumerate(dense):
-            self._places |= {
-                f"projections.{number}.{name.removeprefix('linear.')}": (source, name)
-                for name in source.shapes()
-            }
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        shapes = {id(source): source.shapes() for source, _ in self._places.values()}
-        return {ours: shapes[id(source)][name] for ours, (source, name) in self._places.items()}
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype."""
-        source, theirs = self._places[name]
-        return source.read(theirs, start, stop, axis=axis)
+    return dict(whole) | {
+        f"projections.{number}.{name.removeprefix('linear.')}": tensor
+        for number, tensors in enumerate(dense)
+        for name, tensor in tensors.items()
+    }
 
 
 def _listed(folder: Path) -> list[tuple[str, object]]:

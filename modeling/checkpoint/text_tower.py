@@ -5,17 +5,12 @@ video are left out. The table lists only models whose language model computes th
 alone. For text, multimodal rotary positions (`mrope`) are ordinary ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
-from ortolan.modeling.codes import CodedRows, CodeFormat
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
-from ortolan.modeling.weights import Coded, Quantizable, Turned
 
 Values = Mapping[str, object]
 
@@ -180,61 +175,11 @@ def _without(values: Values, keys: Iterable[str]) -> dict[str, object]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-class PartTensors:
-    """Tensors of one part of a model, under the names that they have there."""
-
-    def __init__(self, whole: FileTensors, rename: Callable[[str], str | None]) -> None:
-        """Find the tensors of a part."""
-        self._whole = whole
-        names = {rename(name): name for name in whole.shapes()}
-        self._names = {ours: name for ours, name in names.items() if ours is not None}
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor."""
-        shapes = self._whole.shapes()
-        return {ours: shapes[name] for ours, name in self._names.items()}
-
-    def files(self) -> list[Path]:
-        """The files, sorted by name."""
-        return self._whole.files()
-
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """Slice `[start:stop]` of a tensor along `axis`."""
-        return self._whole.read(self._names[name], start, stop, axis=axis)
-
-    def has_outputs_first(self, name: str) -> bool:
-        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
-        whole = self._whole
-        return isinstance(whole, Turned) and whole.has_outputs_first(self._names[name])
-
-    def is_quantized(self) -> bool:
-        """Whether any tensor is stored in fewer than 16 bits per value."""
-        return isinstance(self._whole, Quantizable) and self._whole.is_quantized()
-
-    def code_format(self, name: str) -> CodeFormat | None:
-        """Format of a tensor's codes; None if it has none that kernels support."""
-        whole = self._whole
-        return whole.code_format(self._names[name]) if isinstance(whole, Coded) else None
-
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` of a tensor that has a format."""
-        if not isinstance(self._whole, Coded):
-            raise TypeError(f"{name}: this checkpoint stores no codes")
-        return self._whole.codes(self._names[name], start, stop)
-
-
-class TextTensors(PartTensors):
-    """Tensors of the language model, under the names it has on its own.
-
-    Attributes:
-        left_out: names of the other towers.
-    """
-
-    def __init__(self, whole: FileTensors) -> None:
-        """Find the language model's tensors in a checkpoint."""
-        super().__init__(whole, text_name)
-        towers = {_tower(name) for name in whole.shapes() if text_name(name) is None}
-        self.left_out = tuple(sorted(tower for tower in towers if tower))
+def text_tensors(whole: FileTensors) -> FileTensors:
+    """Tensors of the language model, under the names it has on its own."""
+    towers = {_tower(name) for name in whole.tensors if text_name(name) is None}
+    left_out = tuple(sorted(tower for tower in towers if tower))
+    return replace(whole.of_part(text_name), left_out=left_out)
 
 
 def text_name(name: str) -> str | None:

@@ -2,13 +2,9 @@
 
 from torch import Tensor
 
+from ortolan.modeling.weights import TensorWeights
 
-class MemoryWeights:
+
+class MemoryWeights(TensorWeights):
     def __init__(self, **tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][start:stop]
+        super().__init__(tensors)

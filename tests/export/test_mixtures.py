@@ -23,7 +23,7 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import module_weights
 from ortolan.runtime import Bundle
 
 EXPERTS = [f"blocks.0.feed_forward.experts.{name}" for name in ("gate_up", "down")]
@@ -147,6 +147,6 @@ def test_no_chunk_of_rows_is_of_two_experts(monkeypatch: pytest.MonkeyPatch) -> 
     module = nn.Module()
     module.experts = nn.Parameter(torch.randn(3, 5, 4))
     monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", 3 * 4)
-    chunks = list(row_chunks(ModuleWeights(module), "experts"))
+    chunks = list(row_chunks(module_weights(module), "experts"))
     assert [len(chunk) for chunk in chunks] == [3, 2] * 3
     assert torch.equal(torch.cat(chunks), module.experts.detach().flatten(0, 1))

@@ -33,7 +33,7 @@ from ortolan.runtime.verification.certificate_files import read_certificate
 Export = Callable[[str], Exported]
 
 
-class Perturbed:
+class Perturbed(Weights):
     """Weights with one row slightly off."""
 
     def __init__(self, weights: Weights, name: str) -> None:

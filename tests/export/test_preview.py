@@ -172,12 +172,12 @@ def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> No
 
 
 def test_weights_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortolan.modeling.checkpoint.packed.unpacked import Unpacked
+    from ortolan.modeling.lazy_tensor import LazyTensor
 
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(Unpacked, "read", read)
+    monkeypatch.setattr(LazyTensor, "read", read)
     assert preview(folder).parameters > 0
 
 

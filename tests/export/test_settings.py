@@ -12,7 +12,8 @@ from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 from ortolan.export.quantize.schemes import NARROW, assign_schemes, scheme_choices, scheme_of
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import NARROW_GROUP_SIZE, Quantization, resolve
-from ortolan.modeling.codes import CodedRows, CodeFormat
+from ortolan.modeling.codes import CodedRows, CodeFormat, StoredCodes
+from ortolan.modeling.weights import Weights
 
 
 def product(name: str, columns: int) -> ir.Model:
@@ -57,11 +58,13 @@ def test_short_rows_take_small_groups_in_4_bits(
     assert scheme_of("head.weight", columns, found).group == found.head.group
 
 
-class HeadIn8Bits:
+class HeadIn8Bits(Weights):
     """Weights of a checkpoint that stores its head in 8 bits."""
 
-    def code_format(self, name: str) -> CodeFormat | None:
-        return CodeFormat(8, 32, symmetric=True) if name == "head.weight" else None
+    def codes(self, name: str) -> StoredCodes | None:
+        if name != "head.weight":
+            return None
+        return StoredCodes(lambda: CodeFormat(8, 32, symmetric=True), self.coded_rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
         raise NotImplementedError
@@ -69,7 +72,7 @@ class HeadIn8Bits:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         raise NotImplementedError
 
-    def codes(self, name: str, start: int, stop: int) -> CodedRows:
+    def coded_rows(self, start: int, stop: int) -> CodedRows:
         raise NotImplementedError
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ortolan.export import streamed
 from ortolan.export.streamed import Product, Result, run
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import Weights, module_weights
 
 
 class Odd(nn.Module):
@@ -62,7 +62,7 @@ def test_a_module_without_memory_computes_what_it_computes_with_it(
     module, empty = made()
     results = {
         event.index: event.value
-        for event in run(empty, ModuleWeights(module), calls(empty))
+        for event in run(empty, module_weights(module), calls(empty))
         if isinstance(event, Result)
     }
     for index, ids in enumerate(TEXTS):
@@ -73,7 +73,7 @@ def test_inputs_wait_for_each_other_at_every_product() -> None:
     module, empty = made()
     products = [
         (event.name, [len(x) for x in event.inputs])
-        for event in run(empty, ModuleWeights(module), calls(empty))
+        for event in run(empty, module_weights(module), calls(empty))
         if isinstance(event, Product)
     ]
     everyone = ["up.weight", "down.weight", "stored_transposed"]
@@ -86,11 +86,11 @@ def test_inputs_wait_for_each_other_at_every_product() -> None:
     ]
 
 
-class Rows:
+class Rows(Weights):
     """Weights of a module that record reads of single rows."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._weights = ModuleWeights(module)
+        self._weights = module_weights(module)
         self.read: list[tuple[str, int]] = []
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -144,14 +144,14 @@ def test_an_error_of_one_input_ends_the_run_and_every_thread() -> None:
 
     before = threading.active_count()
     with pytest.raises(RuntimeError):
-        list(run(empty, ModuleWeights(module), [*calls(empty), fails]))
+        list(run(empty, module_weights(module), [*calls(empty), fails]))
     assert threading.active_count() == before
 
 
 def test_a_run_that_is_left_early_ends_every_thread() -> None:
     module, empty = made()
     before = threading.active_count()
-    events = run(empty, ModuleWeights(module), calls(empty))
+    events = run(empty, module_weights(module), calls(empty))
     next(events)
     events.close()
     assert threading.active_count() == before
@@ -171,11 +171,11 @@ def test_inputs_that_read_some_weights_elsewhere_compute_with_those(
         with torch.no_grad():
             other.get_parameter(name).mul_(1.5)
         others.append(other)
-        found[name] = ModuleWeights(other)
+        found[name] = module_weights(other)
     instead = [{}, *({name: weights} for name, weights in found.items())]
     events = run(
         empty,
-        ModuleWeights(module),
+        module_weights(module),
         [partial(empty, TEXTS[0])] * len(others),
         instead=instead,
     )

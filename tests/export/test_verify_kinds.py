@@ -85,7 +85,7 @@ def test_source_of_another_probe_is_found(
     assert replayed(bundle).verdict == "FAIL"
 
 
-class Louder:
+class Louder(Weights):
     """Weights that grow by 5 % after the reference is computed."""
 
     def __init__(self, weights: Weights) -> None:

@@ -23,15 +23,15 @@ from ortolan.export.source.transformers.adapter import (
     first_position,
     longest_context,
 )
-from ortolan.export.source.transformers.experts import InterleavedWeights
+from ortolan.export.source.transformers.experts import interleaved
 from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.private import set_experts, tied_weights
 from ortolan.export.source.transformers.rotary import pin_rotary, switches_after
 from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
-from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.weights import TensorWeights
 from ortolan.runtime.bundle.manifest import Graph, Tokens
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def open_transformers(
     reference = build_skeleton(checkpoint.values)
     set_experts(reference, "eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, config_of(checkpoint.values), accept_unknown)
-    if isinstance(checkpoint.tensors, Adapted):
+    if checkpoint.adapter is not None:
         tied = tied_weights(reference)
-        checkpoint.tensors.check_tied((*tied, *tied.values()))
+        checkpoint.adapter.check_tied((*tied, *tied.values()))
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
     last = switches_after(reference)
@@ -75,7 +75,7 @@ def open_transformers(
         adapter = TransformersModule(traced, context)
         opened = open_empty(
             adapter,
-            InterleavedWeights(weights),
+            TensorWeights(interleaved(weights)),
             Origin.of_checkpoint(checkpoint, model_type, keys),
             context=context,
             tokens=_tokens(reference.config),

@@ -3,6 +3,7 @@
 Shape letters: T tokens, E model width, I width of an expert, N experts, K experts of a token.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from ortolan.export.source.transformers.private import has_usual_gate, register_experts
 from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.layers import nodes
-from ortolan.modeling.weights import Weights
 
 NAME = "ortolan"
 """Name of these experts in transformers."""
@@ -37,20 +37,14 @@ def interleave(model: nn.Module) -> None:
             experts.register_parameter(INTERLEAVED, nn.Parameter(_interleaved(halves.data)))
 
 
-class InterleavedWeights:
-    """The weights of a model, under the names that `interleave` adds as well."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
-        return self._weights.shape(_stored(name))
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, in its stored dtype."""
-        rows = self._weights.rows(_stored(name), start, stop)
-        return rows if _stored(name) == name else _interleaved(rows)
+def interleaved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a model, also under the names that `interleave` adds."""
+    added = {
+        f"{name.removesuffix(_HALVES)}{INTERLEAVED}": _interleaved(tensor)
+        for name, tensor in tensors.items()
+        if name.endswith(f".{_HALVES}") and tensor.shape[1] % 2 == 0
+    }
+    return {**tensors, **added}
 
 
 def mix(experts: Any, x_TE: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
@@ -78,10 +72,6 @@ def _interleaved(halves: Tensor) -> Tensor:
     """Interleave the rows of gate and up of a weight `(N, 2 * I, E)`."""
     gate_and_up = torch.unflatten(halves, 1, (2, -1))
     return gate_and_up.transpose(1, 2).flatten(1, 2).contiguous()
-
-
-def _stored(name: str) -> str:
-    return name.removesuffix(INTERLEAVED) + _HALVES if name.endswith(INTERLEAVED) else name
 
 
 def _node(experts: Any, x_TE: Tensor, weights_TN: Tensor, chosen: int) -> Tensor:

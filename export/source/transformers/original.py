@@ -24,7 +24,7 @@ from ortolan.export.source.transformers.private import build_as, compute_buffers
 from ortolan.export.source.transformers.rotary import pin_rotary
 from ortolan.export.streamed import LazyWeights
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import module_weights
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.manifest import Source
 from ortolan.runtime.bundle.parts import TEXT
@@ -213,7 +213,7 @@ class _InFloat32(LazyWeights):
     """Reads parameters and buffers of a live model in float32 on the CPU."""
 
     def __init__(self, model: nn.Module, exact: Mapping[str, Tensor]) -> None:
-        super().__init__(model, ModuleWeights(model))
+        super().__init__(model, module_weights(model))
         self._buffers: dict[int, Tensor] = {}
         for name, buffer in model.named_buffers():
             values = exact.get(name, buffer).detach().to("cpu", copy=True)

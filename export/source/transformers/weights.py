@@ -6,10 +6,8 @@ run on lazy tensors.
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ortolan.export.source.transformers.private import (
@@ -22,41 +20,15 @@ from ortolan.export.source.transformers.private import (
 from ortolan.modeling.checkpoint.mapped_weights import UNEXPECTED, differing
 from ortolan.modeling.checkpoint.packed.leftovers import is_idle
 from ortolan.modeling.errors import WeightError
-from ortolan.modeling.lazy_tensor import LazyTensor, rows_of, stored_tensor, whole_of
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.lazy_tensor import LazyTensor, are_equal, whole_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROWS_AT_ONCE = 4096
-"""Rows of two weights in memory at once while they are compared."""
 
-
-class ConvertedWeights:
-    """The weights of a model of transformers, by its own names; see `convert_weights`."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
-        self._tensors = tensors
-        self._tied = tied
-        self._held: tuple[str, Tensor] | None = None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
-        return tuple(self._tensors[self._tied.get(name, name)].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, in its stored dtype."""
-        original = self._tied.get(name, name)
-        tensor = self._tensors[original]
-        if not isinstance(tensor, LazyTensor) or 0 in tensor.axes or not tensor.dim():
-            return rows_of(tensor, start, stop)
-        # Any row needs the whole weight: hold it until another weight is read.
-        if self._held is None or self._held[0] != original:
-            self._held = (original, whole_of(tensor))
-        return self._held[1][start:stop]
-
-
-def convert_weights(source: TensorSource, model: "PreTrainedModel") -> ConvertedWeights:
+def convert_weights(
+    source: Mapping[str, LazyTensor], model: "PreTrainedModel"
+) -> dict[str, Tensor]:
     """Check a checkpoint against a model, and name its weights as the model does."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     converted, problems = _converted(source, model, expected)
@@ -76,30 +48,32 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
     if problems:
         raise differing(problems)
     _check_tied(model, converted)
-    return ConvertedWeights({name: t for name, t in converted.items() if name in expected}, tied)
+    weights = {name: tensor for name, tensor in converted.items() if name in expected}
+    return weights | {name: converted[held] for name, held in tied.items() if held in converted}
 
 
-def load_buffers(model: "PreTrainedModel", weights: ConvertedWeights) -> None:
+def load_buffers(model: "PreTrainedModel", weights: Mapping[str, Tensor]) -> None:
     """Load the buffers that the checkpoint holds; they are small."""
     for name, buffer in list(model.named_buffers()):
         if buffer.device.type != "meta":
             continue
-        values = weights.rows(name, 0, buffer.shape[0] if buffer.dim() else 1)
+        values = whole_of(weights[name])
         path, _, own = name.rpartition(".")
         model.get_submodule(path).register_buffer(own, values.to(buffer.dtype))
 
 
 def _converted(
-    source: TensorSource, model: "PreTrainedModel", expected: Mapping[str, tuple[int, ...]]
+    source: Mapping[str, LazyTensor],
+    model: "PreTrainedModel",
+    expected: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The published tensors by the model's names, and a list of problems."""
     conversions = Conversions(model, expected)
     converters: dict[str, Any] = {}
     converted: dict[str, Tensor] = {}
-    shapes = source.shapes()
-    for published in in_natural_order(shapes):
+    for published in in_natural_order(source):
         name, pattern = conversions.renamed(published)
-        tensor = stored_tensor(shapes[published], partial(_read, source, published))
+        tensor = source[published]
         if pattern is None:
             converted[name] = tensor
         else:
@@ -113,10 +87,6 @@ def _converted(
         except Exception as error:  # wrong shapes can raise anything in a conversion
             problems.append(f"{name}: its tensors do not fit together ({str(error)[:100]!r})")
     return converted, problems
-
-
-def _read(source: TensorSource, name: str, start: int, stop: int, axis: int) -> Tensor:
-    return source.read(name, start, stop, axis=axis)
 
 
 def _tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> dict[str, str]:
@@ -134,15 +104,11 @@ def _check_tied(model: "PreTrainedModel", converted: Mapping[str, Tensor]) -> No
     for copy, original in tied_weights(model).items():
         if copy not in converted or original not in converted:
             continue
-        length = converted[original].shape[0]
-        for start in range(0, length, ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, length)
-            ours, theirs = (rows_of(converted[name], start, stop) for name in (original, copy))
-            if not torch.equal(ours, theirs):
-                raise WeightError(
-                    f"{copy} differs from {original}, to which config.json ties it. If they were "
-                    "trained apart, set tie_word_embeddings to false."
-                )
+        if not are_equal(converted[original], converted[copy]):
+            raise WeightError(
+                f"{copy} differs from {original}, to which config.json ties it. If they were "
+                "trained apart, set tie_word_embeddings to false."
+            )
 
 
 def _ignored(patterns: Iterable[str], name: str) -> bool:

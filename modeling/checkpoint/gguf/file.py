@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable, Mapping
 
+from ortolan.modeling.checkpoint.file_tensors import FileTensors
 from ortolan.modeling.checkpoint.gguf.config import architecture_of, special_ids
 from ortolan.modeling.checkpoint.gguf.header import Header
-from ortolan.modeling.checkpoint.gguf.tensors import GgufTensors, Heads
+from ortolan.modeling.checkpoint.gguf.tensors import Heads, read_tensors
 from ortolan.modeling.checkpoint.gguf.tokenizer import tokenizer_json
 
 TEMPLATE = "tokenizer.chat_template"
@@ -16,10 +17,10 @@ KEYS = ("num_key_value_heads", "num_kv_heads", *QUERIES)
 """Config keys for the number of heads."""
 
 
-def open_tensors(header: Header, values: Mapping[str, object]) -> GgufTensors:
+def open_tensors(header: Header, values: Mapping[str, object]) -> FileTensors:
     """Open the tensors of a file with a config."""
     heads = Heads(_first(values, QUERIES), _first(values, KEYS))
-    return GgufTensors(header, architecture_of(header), heads)
+    return read_tensors(header, architecture_of(header), heads)
 
 
 def derived_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:

@@ -12,6 +12,7 @@ import torch
 from ortolan.modeling.checkpoint.packed.floats import Scaled
 from ortolan.modeling.checkpoint.packed.integers import Rows
 from ortolan.modeling.checkpoint.packed.layout import (
+    Stored,
     Values,
     block_size,
     matrix,
@@ -19,7 +20,7 @@ from ortolan.modeling.checkpoint.packed.layout import (
     optional_bool,
     unsupported,
 )
-from ortolan.modeling.weights import Shapes, TensorSource
+from ortolan.modeling.lazy_tensor import whole_of
 
 FORMATS = (
     None,
@@ -90,39 +91,37 @@ class Group(NamedTuple):
     scheme: Scheme
 
 
-def compressed(values: Values, source: TensorSource) -> Iterator[tuple[str, Rows | Scaled]]:
+def compressed(values: Values, stored: Stored) -> Iterator[tuple[str, Rows | Scaled]]:
     """Integers packed into words, and 8-bit floats and integers."""
     for key in ("sparsity_config", "transform_config"):
         value = values.get(key)
         if isinstance(value, dict) and value.get("format", bool(value)) not in (False, "dense"):
             raise unsupported(key, "absent", value)
     groups = _groups(values)
-    shapes = source.shapes()
-    for name, shape in shapes.items():
+    for name, tensor in stored.items():
         if name.endswith(PACKED):
             stem = name.removesuffix("_packed")
-            yield stem, _packed(stem, _scheme_of(groups, stem.removesuffix(WEIGHT)), source)
-        elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
+            yield stem, _packed(stem, _scheme_of(groups, stem.removesuffix(WEIGHT)), stored)
+        elif name.endswith(WEIGHT) and f"{name}_scale" in stored:
             scheme = _scheme_of(groups, name.removesuffix(WEIGHT))
-            yield name, _scaled(name, matrix(name, shape), scheme, shapes)
+            yield name, _scaled(name, matrix(name, tensor.shape), scheme, stored)
 
 
-def _packed(stem: str, scheme: Scheme, source: TensorSource) -> Rows:
+def _packed(stem: str, scheme: Scheme, stored: Stored) -> Rows:
     one_of(f"{stem}_packed: type", scheme.kind, ("int",))
     bits = one_of("num_bits", scheme.bits, (2, 4, 8))
     strategy = one_of("strategy", scheme.strategy, ("tensor", "channel", "group"))
-    shapes = source.shapes()
-    rows, inputs = matrix(stem, source.read(f"{stem}_shape", 0, 2).tolist())
+    rows, inputs = matrix(stem, whole_of(stored[f"{stem}_shape"]).tolist())
     index, zero = f"{stem}_g_idx", f"{stem}_zero_point"
     zeros: Literal["packed", "signed"] | None = None
-    if zero in shapes:
-        zeros = "packed" if source.read(zero, 0, 1).dtype == torch.int32 else "signed"
+    if zero in stored:
+        zeros = "packed" if stored[zero].dtype == torch.int32 else "signed"
     return Rows(
         stem=stem,
         shape=(rows, inputs),
         bits=bits,
         size=scheme.shared((rows, inputs))[1],
-        index=index if index in shapes or scheme.ordered else None,
+        index=index if index in stored or scheme.ordered else None,
         symmetric=scheme.symmetric,
         ordered=scheme.ordered,
         whole=strategy == "tensor",
@@ -131,7 +130,7 @@ def _packed(stem: str, scheme: Scheme, source: TensorSource) -> Rows:
     )
 
 
-def _scaled(name: str, shape: tuple[int, int], scheme: Scheme, shapes: Shapes) -> Scaled:
+def _scaled(name: str, shape: tuple[int, int], scheme: Scheme, stored: Stored) -> Scaled:
     if scheme.kind == "float":
         one_of("num_bits", scheme.bits, (8,))
     zero = f"{name}_zero_point"
@@ -141,7 +140,7 @@ def _scaled(name: str, shape: tuple[int, int], scheme: Scheme, shapes: Shapes) -
         shape=shape,
         block=scheme.shared(shape),
         dtypes=(torch.int8,) if scheme.kind == "int" else (torch.float8_e4m3fn,),
-        zero=zero if zero in shapes or not scheme.symmetric else None,
+        zero=zero if zero in stored or not scheme.symmetric else None,
         symmetric=scheme.symmetric,
     )
 

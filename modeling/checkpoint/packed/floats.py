@@ -4,6 +4,7 @@ Shape letters: N outputs, K inputs, E experts.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,13 +12,15 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.packed.layout import (
     FLOATS,
     UNREAD,
+    Packing,
     Part,
     Shape,
+    Stored,
     blocks,
     unsupported,
 )
-from ortolan.modeling.codes import CodedRows, CodeFormat
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.codes import CodedRows, CodeFormat, StoredCodes
+from ortolan.modeling.lazy_tensor import LazyTensor, whole_of
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of the 4-bit format E2M1 of the Open Compute Project, by code."""
@@ -50,29 +53,8 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return (table[pairs.long()] * factors.unsqueeze(-1)).flatten(-2)
 
 
-class Unchecked:
-    """A packing whose parts have nothing to check but their shapes and types."""
-
-    def check(self, source: TensorSource) -> None:
-        """Accept all values."""
-        del source
-
-
-class Uncoded(Unchecked):
-    """A packing whose numbers no kernel supports."""
-
-    def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """None."""
-        del source
-        return None
-
-    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """Not supported."""
-        raise NotImplementedError(f"rows {start} to {stop} of {source} have no codes")
-
-
 @dataclass(frozen=True)
-class Scaled(Uncoded):
+class Scaled(Packing):
     """A matrix of 8-bit floats or integers with a scale per block.
 
     Attributes:
@@ -114,28 +96,27 @@ class Scaled(Uncoded):
             **dict.fromkeys(self.unread, UNREAD),
         }
 
-    def check(self, source: TensorSource) -> None:
+    def check(self, stored: Stored) -> None:
         """Check all zeros against the config."""
         if self.zero is None or not self.symmetric:
             return
-        zeros = source.read(self.zero, 0, blocks(self.shape[0], self.block[0]))
-        if bool(zeros.float().any()):
+        if bool(whole_of(stored[self.zero]).float().any()):
             raise unsupported(self.zero, "0, as in every symmetric checkpoint", "others")
 
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
-        values = source.read(self.name, start, stop).float()
+        values = stored[self.name].read(start, stop).float()
         if self.zero is not None:
-            values = values - self._by_value(source, self.zero, start, stop)
-        return values * (self._by_value(source, self.scale, start, stop) * self.unit)
+            values = values - self._by_value(stored, self.zero, start, stop)
+        return values * (self._by_value(stored, self.scale, start, stop) * self.unit)
 
-    def _by_value(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+    def _by_value(self, stored: Stored, name: str, start: int, stop: int) -> Tensor:
         """Scales or zeros of rows `[start:stop]`, one per value."""
         high, wide = self.block
         first, last = start // high, blocks(stop, high)
-        stored = source.read(name, first, last)
-        is_exponent = stored.dtype == torch.uint8
-        numbers = torch.exp2(stored.float() - SCALE_BIAS) if is_exponent else stored.float()
+        numbers = stored[name].read(first, last)
+        is_exponent = numbers.dtype == torch.uint8
+        numbers = torch.exp2(numbers.float() - SCALE_BIAS) if is_exponent else numbers.float()
         if numbers.dim() < 2:
             numbers = numbers.view(-1, 1)
         by_row = numbers.repeat_interleave(high, 0)[start - first * high :][: stop - start]
@@ -143,14 +124,14 @@ class Scaled(Uncoded):
 
 
 @dataclass(frozen=True)
-class Mxfp4(Unchecked):
+class Mxfp4(Packing):
     """Expert matrices as MXFP4, each stored `(N, K)` and published `(K, N)`.
 
     Doubled, the 4-bit values are integers of at most 12, which 8-bit codes represent exactly.
 
     Attributes:
         stem: prefix of the names.
-        shape: `(E, K, N)`.
+        shape: `(E, N, K)`.
     """
 
     stem: str
@@ -159,38 +140,41 @@ class Mxfp4(Unchecked):
     @property
     def parts(self) -> dict[str, Part]:
         """Its stored tensors."""
-        experts, inputs, outputs = self.shape
+        experts, outputs, inputs = self.shape
         scales = (experts, outputs, inputs // 32)
         return {
             f"{self.stem}_blocks": Part([(*scales, 16)], (torch.uint8,)),
             f"{self.stem}_scales": Part([scales], (torch.uint8,)),
         }
 
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Experts `[start:stop]`, float32."""
-        blocks, scales = (source.read(name, start, stop) for name in self.parts)
-        return dequantize_mxfp4(blocks, scales).transpose(1, 2)
+    def tensor(self, stored: Stored, *, outputs_first: bool = False) -> LazyTensor:
+        """The published tensor; the codes are those of the stored one."""
+        return cast(LazyTensor, super().tensor(stored, outputs_first=outputs_first).mT)
 
-    def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """8-bit integers in groups of 32."""
-        del source
-        return CodeFormat(bits=8, group=32, symmetric=True)
+    def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
+        """Experts `[start:stop]`, float32 `(stop - start, N, K)`."""
+        blocks, scales = (stored[name].read(start, stop) for name in self.parts)
+        return dequantize_mxfp4(blocks, scales)
 
-    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """Codes of experts `[start:stop]` as stored, `((stop - start) * N, K)`."""
-        blocks, scales = (source.read(name, start, stop).flatten(0, 1) for name in self.parts)
+    def codes(self, stored: Stored) -> StoredCodes:
+        """Codes of experts as stored, `N` rows for each: 8-bit integers in groups of 32."""
         table = (2 * torch.tensor(FP4) + 128).to(torch.uint8)
-        pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-3)
-        return CodedRows(
-            values=table[pairs.long()],
-            scales=torch.exp2(scales.float() - SCALE_BIAS - 1),
-            zeros=torch.full_like(scales, 128),
-            minimums=torch.zeros(scales.shape),
-        )
+
+        def rows(start: int, stop: int) -> CodedRows:
+            blocks, scales = (stored[name].read(start, stop).flatten(0, 1) for name in self.parts)
+            pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-3)
+            return CodedRows(
+                values=table[pairs.long()],
+                scales=torch.exp2(scales.float() - SCALE_BIAS - 1),
+                zeros=torch.full_like(scales, 128),
+                minimums=torch.zeros(scales.shape),
+            )
+
+        return StoredCodes(lambda: CodeFormat(bits=8, group=32, symmetric=True), rows)
 
 
 @dataclass(frozen=True)
-class Blockwise(Uncoded):
+class Blockwise(Packing):
     """A matrix of bitsandbytes: 4-bit codes, and the absolute maximum of each block.
 
     Attributes:
@@ -230,7 +214,7 @@ class Blockwise(Uncoded):
             f"{self.name}.nested_quant_map": Part([(256,)], FLOATS),
         }
 
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
         columns = self.shape[1]
         first, last = start * columns, stop * columns
@@ -239,21 +223,21 @@ class Blockwise(Uncoded):
         per_value = 2 * self.storage.itemsize
         count = blocks(self.shape[0] * columns, per_value)
         begin, until = block * self.size // per_value, min(end * self.size // per_value, count)
-        pairs = source.read(self.name, begin, until).flatten().view(torch.uint8)
+        pairs = stored[self.name].read(begin, until).flatten().view(torch.uint8)
         codes = torch.stack([pairs >> 4, pairs & 15], dim=-1).flatten().long()
-        table = source.read(f"{self.name}.quant_map", 0, 16).float()
-        factors = self._largest(source, block, end).repeat_interleave(self.size)
+        table = stored[f"{self.name}.quant_map"].read(0, 16).float()
+        factors = self._largest(stored, block, end).repeat_interleave(self.size)
         skipped = first - block * self.size
         wanted = slice(skipped, skipped + last - first)
         return (table[codes[wanted]] * factors[wanted]).view(stop - start, columns)
 
-    def _largest(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def _largest(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Absolute maximums of blocks `[start:stop]`."""
-        stored = source.read(f"{self.name}.absmax", start, stop)
+        maximums = stored[f"{self.name}.absmax"].read(start, stop)
         if self.nested_size is None:
-            return stored.float()
-        table = source.read(f"{self.name}.nested_quant_map", 0, 256).float()
+            return maximums.float()
+        table = stored[f"{self.name}.nested_quant_map"].read(0, 256).float()
         first, last = start // self.nested_size, blocks(stop, self.nested_size)
-        outer = source.read(f"{self.name}.nested_absmax", first, last).float()
+        outer = stored[f"{self.name}.nested_absmax"].read(first, last).float()
         factors = outer.repeat_interleave(self.nested_size)[start - first * self.nested_size :]
-        return table[stored.long()] * factors[: stop - start] + self.nested_offset
+        return table[maximums.long()] * factors[: stop - start] + self.nested_offset

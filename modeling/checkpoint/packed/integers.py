@@ -5,8 +5,9 @@ A weight is `(code - zero) * scale`, with a scale and a zero per group of inputs
 Shape letters: N outputs, K inputs, G groups of inputs.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.packed.layout import (
     FLOATS,
     UNREAD,
+    Packing,
     Part,
     Shape,
+    Stored,
     blocks,
     unsupported,
 )
-from ortolan.modeling.codes import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.codes import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat, StoredCodes
 
 WORD_BITS = 32
 
@@ -45,7 +47,7 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped(ABC):
+class Grouped(Packing):
     """A weight of integer codes.
 
     Attributes:
@@ -79,22 +81,22 @@ class Grouped(ABC):
         return 1 << (self.bits - 1)
 
     @abstractmethod
-    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, stored: Stored, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Codes `(n, K)`, scales and zeros `(n, G)` of rows `[start:stop]`."""
 
     @abstractmethod
-    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def _zeros(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Zeros of rows `[start:stop]`, int16 `(n, G)`, since they may not be codes."""
 
-    def check(self, source: TensorSource) -> None:
+    def check(self, stored: Stored) -> None:
         """Check all zeros and the order of the inputs against the config."""
-        if self.symmetric and not bool((self._all_zeros(source) == self.middle).all()):
+        if self.symmetric and not bool((self._all_zeros(stored) == self.middle).all()):
             raise unsupported(
                 f"{self.stem}: zero points",
                 f"the middle code {self.middle}, as in every symmetric checkpoint",
                 "others",
             )
-        groups = self._groups(source)
+        groups = self._groups(stored)
         if int(groups.min()) < 0 or int(groups.max()) >= self.groups:
             raise unsupported(f"{self.index}", f"from 0 to {self.groups - 1}", "others")
         is_ordered = not torch.equal(groups, self._adjacent())
@@ -105,38 +107,40 @@ class Grouped(ABC):
                 "another order",
             )
 
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
-        codes, scales, zeros = self._read(source, start, stop)
-        return dequantize(codes, scales, zeros, self._groups(source))
+        codes, scales, zeros = self._read(stored, start, stop)
+        return dequantize(codes, scales, zeros, self._groups(stored))
 
-    def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """Format of its codes; None unless groups consist of adjacent inputs."""
+    def codes(self, stored: Stored) -> StoredCodes:
+        """Its codes; no kernel supports them unless groups consist of adjacent inputs."""
+        return StoredCodes(partial(self._format, stored), partial(self._codes, stored))
+
+    def _format(self, stored: Stored) -> CodeFormat | None:
         if self.bits not in CODE_BITS or self.size not in CODE_GROUPS or self.shape[1] % self.size:
             return None
-        if not torch.equal(self._groups(source), self._adjacent()):
+        if not torch.equal(self._groups(stored), self._adjacent()):
             return None
-        zeros = self._all_zeros(source)
+        zeros = self._all_zeros(stored)
         if int(zeros.min()) < 0 or int(zeros.max()) >= 1 << self.bits:
             return None
         return CodeFormat(self.bits, self.size, bool((zeros == self.middle).all()))
 
-    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]`."""
-        codes, scales, zeros = self._read(source, start, stop)
+    def _codes(self, stored: Stored, start: int, stop: int) -> CodedRows:
+        codes, scales, zeros = self._read(stored, start, stop)
         return CodedRows(codes, scales.float(), zeros.to(torch.uint8), torch.zeros(scales.shape))
 
-    def _all_zeros(self, source: TensorSource) -> Tensor:
-        return self._zeros(source, 0, self.shape[0])
+    def _all_zeros(self, stored: Stored) -> Tensor:
+        return self._zeros(stored, 0, self.shape[0])
 
     def _adjacent(self) -> Tensor:
         """Group of each input if groups consist of adjacent inputs."""
         return torch.arange(self.shape[1]) // self.size
 
-    def _groups(self, source: TensorSource) -> Tensor:
+    def _groups(self, stored: Stored) -> Tensor:
         """Group of each input, int64 `(K,)`."""
         if self.index is not None:
-            groups = source.read(self.index, 0, self.shape[1]).long()
+            groups = stored[self.index].read(0, self.shape[1]).long()
             # compressed-tensors stores -1 where no order was computed.
             if not bool((groups == -1).all()):
                 return groups
@@ -170,23 +174,23 @@ class Columns(Grouped):
         index = {} if self.index is None else {self.index: Part([(inputs,)], INDEXES)}
         return {f"{self.stem}{name}": part for name, part in parts.items()} | index
 
-    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        scales = source.read(f"{self.stem}scales", start, stop, axis=1).T
-        zeros = self._zeros(source, start, stop)
+    def _read(self, stored: Stored, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        scales = stored[f"{self.stem}scales"].read(start, stop, 1).T
+        zeros = self._zeros(stored, start, stop)
         if self.columns is None:
-            words = source.read(f"{self.stem}qweight", start, stop, axis=1).T
+            words = stored[f"{self.stem}qweight"].read(start, stop, 1).T
             return unpack(words.contiguous(), self.bits), scales, zeros
-        return self._outputs(source, "qweight", start, stop).T, scales, zeros
+        return self._outputs(stored, "qweight", start, stop).T, scales, zeros
 
-    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        stored = self._outputs(source, "qzeros", start, stop)
-        return stored.T.to(torch.int16) + int(self.less_one)
+    def _zeros(self, stored: Stored, start: int, stop: int) -> Tensor:
+        zeros = self._outputs(stored, "qzeros", start, stop)
+        return zeros.T.to(torch.int16) + int(self.less_one)
 
-    def _outputs(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+    def _outputs(self, stored: Stored, name: str, start: int, stop: int) -> Tensor:
         """Codes of outputs `[start:stop]` if outputs share words, `(inputs or groups, n)`."""
         share = WORD_BITS // self.bits
         first, last = start // share, blocks(stop, share)
-        words = source.read(f"{self.stem}{name}", first, last, axis=1)
+        words = stored[f"{self.stem}{name}"].read(first, last, 1)
         codes = unpack(words.contiguous(), self.bits)
         if self.columns is not None:
             places = torch.tensor(self.columns).argsort()
@@ -228,29 +232,29 @@ class Rows(Grouped):
         elif self.zeros == "signed" or not self.symmetric:
             parts["_zero_point"] = Part(by_row, (torch.int8,))
         index = {} if self.index is None else {self.index: Part([(inputs,)], INDEXES)}
-        stored = {f"{self.stem}{name}": part for name, part in parts.items()}
-        return stored | index | dict.fromkeys(self.unread, UNREAD)
+        named = {f"{self.stem}{name}": part for name, part in parts.items()}
+        return named | index | dict.fromkeys(self.unread, UNREAD)
 
-    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        words = source.read(f"{self.stem}_packed", start, stop)
+    def _read(self, stored: Stored, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        words = stored[f"{self.stem}_packed"].read(start, stop)
         codes = unpack(words, self.bits)[:, : self.shape[1]]
-        scales = self._by_row(source, "_scale", start, stop)
-        return codes, scales, self._zeros(source, start, stop)
+        scales = self._by_row(stored, "_scale", start, stop)
+        return codes, scales, self._zeros(stored, start, stop)
 
-    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
+    def _zeros(self, stored: Stored, start: int, stop: int) -> Tensor:
         if self.zeros is None:
             return torch.full((stop - start, self.groups), self.middle, dtype=torch.int16)
         if self.zeros == "signed":
-            stored = self._by_row(source, "_zero_point", start, stop)
-            return stored.to(torch.int16) + self.middle
+            signed = self._by_row(stored, "_zero_point", start, stop)
+            return signed.to(torch.int16) + self.middle
         share = WORD_BITS // self.bits
         first, last = start // share, blocks(stop, share)
-        words = source.read(f"{self.stem}_zero_point", first, last)
+        words = stored[f"{self.stem}_zero_point"].read(first, last)
         zeros = unpack(words.T.contiguous(), self.bits).T.to(torch.int16)
         return zeros[start - first * share : stop - first * share].contiguous()
 
-    def _by_row(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+    def _by_row(self, stored: Stored, name: str, start: int, stop: int) -> Tensor:
         """A stored tensor with a number per row and group, or one for all, `(n, G)`."""
         if self.whole:
-            return source.read(f"{self.stem}{name}", 0, 1).reshape(1, 1).repeat(stop - start, 1)
-        return source.read(f"{self.stem}{name}", start, stop).reshape(stop - start, self.groups)
+            return stored[f"{self.stem}{name}"].read(0, 1).reshape(1, 1).repeat(stop - start, 1)
+        return stored[f"{self.stem}{name}"].read(start, stop).reshape(stop - start, self.groups)

@@ -1,12 +1,18 @@
-"""Shapes and types of stored tensors that a quantization config implies, checked before reading."""
+"""A packed tensor: the stored parts that a quantization config implies, and its rows.
 
+Shapes and types of parts are checked before they are read.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from ortolan.modeling.codes import StoredCodes
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of unquantized weights and of scales."""
@@ -15,6 +21,9 @@ Shape = tuple[int, ...]
 
 Values = Mapping[str, object]
 """Values of a quantization config."""
+
+Stored = Mapping[str, LazyTensor]
+"""Tensors as the files hold them, by name."""
 
 T = TypeVar("T")
 
@@ -35,26 +44,55 @@ UNREAD = Part()
 """A tensor that is not read."""
 
 
-def check_parts(name: str, parts: Mapping[str, Part], source: TensorSource) -> None:
+class Packing(ABC):
+    """Decodes a published tensor from stored ones."""
+
+    shape: Shape
+
+    @property
+    @abstractmethod
+    def parts(self) -> Mapping[str, Part]:
+        """Its stored tensors by name, with the shapes and types that the config implies."""
+
+    @abstractmethod
+    def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, float32."""
+
+    def check(self, stored: Stored) -> None:
+        """Check what the shapes and types of its parts do not tell; raise CheckpointError."""
+        del stored
+
+    def codes(self, stored: Stored) -> StoredCodes | None:
+        """Its codes; None if they are none that a kernel supports."""
+        del stored
+        return None
+
+    def tensor(self, stored: Stored, *, outputs_first: bool = False) -> LazyTensor:
+        """The published tensor."""
+
+        def read(start: int, stop: int, axis: int) -> Tensor:
+            if axis == 0:
+                return self.rows(stored, start, stop)
+            return self.rows(stored, 0, self.shape[0]).narrow(axis, start, stop - start)
+
+        return stored_tensor(
+            self.shape, read, axes=(0,), codes=self.codes(stored), outputs_first=outputs_first
+        )
+
+
+def check_parts(name: str, parts: Mapping[str, Part], stored: Stored) -> None:
     """Check that the stored tensors of a weight are those that its config declares."""
-    stored = source.shapes()
     for part, expected in parts.items():
         if part not in stored:
             raise CheckpointError(
                 f"{name}: its stored part {part} is missing. The download is incomplete."
             )
-        if expected.shapes is not None and stored[part] not in expected.shapes:
+        shape, dtype = tuple(stored[part].shape), stored[part].dtype
+        if expected.shapes is not None and shape not in expected.shapes:
             shapes = " or ".join(map(str, expected.shapes))
-            raise unsupported(part, f"of shape {shapes}", stored[part])
-        if expected.dtypes:
-            check_dtype(part, source, expected.dtypes)
-
-
-def check_dtype(name: str, source: TensorSource, dtypes: Sequence[torch.dtype]) -> None:
-    """Check the type of a tensor."""
-    dtype = source.read(name, 0, 1).dtype
-    if dtype not in dtypes:
-        raise unsupported(name, f"of type {' or '.join(map(str, dtypes))}", dtype)
+            raise unsupported(part, f"of shape {shapes}", shape)
+        if expected.dtypes and dtype not in expected.dtypes:
+            raise unsupported(part, f"of type {' or '.join(map(str, expected.dtypes))}", dtype)
 
 
 def unsupported(key: str, expected: str, value: object) -> CheckpointError:

@@ -7,16 +7,15 @@ Sources: the formats written by AutoGPTQ, AutoAWQ, compressed-tensors, bitsandby
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.compressed import compressed
 from ortolan.modeling.checkpoint.packed.floats import EIGHT_BITS, Blockwise, Mxfp4, Scaled
 from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns
 from ortolan.modeling.checkpoint.packed.layout import (
-    Part,
+    Packing,
+    Stored,
     Values,
     block_size,
     blocks,
@@ -25,40 +24,8 @@ from ortolan.modeling.checkpoint.packed.layout import (
     optional_bool,
     unsupported,
 )
-from ortolan.modeling.codes import CodedRows, CodeFormat
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import TensorSource
-
-
-class Packing(Protocol):
-    """Decodes a published tensor from stored ones."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the published tensor."""
-        ...
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        """Its stored tensors by name, with the shapes and types that the config implies."""
-        ...
-
-    def check(self, source: TensorSource) -> None:
-        """Check what their shapes and types do not tell; raise CheckpointError."""
-        ...
-
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]`, dequantized."""
-        ...
-
-    def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """Format of its codes; None if kernels cannot use them unchanged."""
-        ...
-
-    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]` in that format."""
-        ...
-
+from ortolan.modeling.lazy_tensor import whole_of
 
 Found = Iterator[tuple[str, Packing]]
 
@@ -75,14 +42,14 @@ ROW_MAJOR = 0
 """Format of 8-bit weights of bitsandbytes that are stored row by row."""
 
 
-def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
+def packings(values: Values, stored: Stored) -> dict[str, Packing]:
     """Packed tensors of a checkpoint, by their published names."""
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:
         raise unsupported("quant_method", ", ".join(METHODS), method)
     try:
-        return dict(read(values, source))
+        return dict(read(values, stored))
     except re.error as error:
         raise unsupported("patterns", "regular expressions", error.pattern) from error
     except (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -92,12 +59,12 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
         ) from error
 
 
-def _gptq(values: Values, source: TensorSource) -> Found:
+def _gptq(values: Values, stored: Stored) -> Found:
     version = str(values.get("checkpoint_format") or values.get("format") or "gptq").lower()
     one_of("checkpoint_format", version, ("gptq", "gptq_v2"))
     if values.get("adapter"):
         raise unsupported("adapter", "absent", values["adapter"])
-    for name, (rows, outputs) in _matrices(source, ".qweight"):
+    for name, (rows, outputs) in _matrices(stored, ".qweight"):
         stem = name.removesuffix("qweight")
         own = _of_layer(values, stem.removesuffix("."))
         bits = one_of("bits", own.get("bits"), (2, 4, 8))
@@ -111,7 +78,7 @@ def _gptq(values: Values, source: TensorSource) -> Found:
                 shape=(outputs, inputs),
                 bits=bits,
                 size=_group_size(own, inputs),
-                index=index if index in source.shapes() or ordered else None,
+                index=index if index in stored or ordered else None,
                 symmetric=optional_bool("sym", own.get("sym")),
                 ordered=ordered,
                 columns=None,
@@ -131,12 +98,12 @@ def _of_layer(values: Values, layer: str) -> Values:
     return values
 
 
-def _awq(values: Values, source: TensorSource) -> Found:
+def _awq(values: Values, stored: Stored) -> Found:
     bits = one_of("bits", values.get("bits", values.get("w_bit")), (4,))
     one_of("version", str(values.get("version") or values.get("format") or "gemm").lower(), AWQ)
     one_of("backend", "llm-awq" if values.get("backend") == "llm-awq" else None, (None,))
     has_zeros = optional_bool("zero_point", values.get("zero_point"))
-    for name, (inputs, columns) in _matrices(source, ".qweight"):
+    for name, (inputs, columns) in _matrices(stored, ".qweight"):
         stem = name.removesuffix("qweight")
         yield (
             f"{stem}weight",
@@ -162,22 +129,22 @@ def _group_size(values: Values, inputs: int) -> int:
     return inputs if size == -1 else min(size, inputs)
 
 
-def _fp8(values: Values, source: TensorSource) -> Found:
+def _fp8(values: Values, stored: Stored) -> Found:
     """A scale per block of the declared size, per row or per tensor."""
     declared = values.get("weight_block_size", DEFAULT_BLOCK)
     sizes = None if declared is None else block_size("weight_block_size", declared)
-    shapes = source.shapes()
-    for name in shapes:
-        scales = [key for key in (f"{name}_scale_inv", f"{name}_scale") if key in shapes]
+    for name in stored:
+        scales = [key for key in (f"{name}_scale_inv", f"{name}_scale") if key in stored]
         if not scales:
             continue
-        (_, shape), scale = next(_matrices(source, name)), scales[0]
-        grid = (*shapes[scale], 1, 1)[:2]
+        (_, shape), scale = next(_matrices(stored, name)), scales[0]
+        given = tuple(stored[scale].shape)
+        grid = (*given, 1, 1)[:2]
         block = sizes
         if sizes is None or grid != tuple(map(blocks, shape, sizes)):
             if any(count not in (1, size) for count, size in zip(grid, shape, strict=True)):
                 raise unsupported(
-                    f"weight_block_size of {name} {shape} with scales {shapes[scale]}",
+                    f"weight_block_size of {name} {shape} with scales {given}",
                     "the rows and columns that share a scale",
                     declared,
                 )
@@ -185,22 +152,22 @@ def _fp8(values: Values, source: TensorSource) -> Found:
         yield name, Scaled(name, scale, shape, block or shape, EIGHT_BITS)
 
 
-def _mxfp4(values: Values, source: TensorSource) -> Found:
+def _mxfp4(values: Values, stored: Stored) -> Found:
     del values
-    for name, shape in source.shapes().items():
+    for name, tensor in stored.items():
         if name.endswith("_blocks"):
             stem = name.removesuffix("_blocks")
-            experts, outputs, groups, half = shape
-            yield stem, Mxfp4(stem, (experts, groups * half * 2, outputs))
+            experts, outputs, groups, half = tensor.shape
+            yield stem, Mxfp4(stem, (experts, outputs, groups * half * 2))
 
 
-def _bitsandbytes(values: Values, source: TensorSource) -> Found:
+def _bitsandbytes(values: Values, stored: Stored) -> Found:
     del values
-    for name, shape in source.shapes().items():
+    for name, tensor in stored.items():
         stem, separator, kind = name.partition(".quant_state.bitsandbytes__")
         if separator:
             one_of("quant_type", kind, ("nf4", "fp4"))
-            state = json.loads(bytes(source.read(name, 0, shape[0]).tolist()))
+            state = json.loads(bytes(whole_of(tensor).tolist()))
             rows, columns = state["shape"]
             yield (
                 stem,
@@ -209,35 +176,35 @@ def _bitsandbytes(values: Values, source: TensorSource) -> Found:
                     shape=(rows, columns),
                     size=state["blocksize"],
                     state=name,
-                    storage=source.read(stem, 0, 1).dtype,
+                    storage=stored[stem].dtype,
                     nested_size=state.get("nested_blocksize"),
                     nested_offset=state.get("nested_offset", 0.0),
                 ),
             )
         elif name.endswith(".SCB"):
-            yield _eight_bits(name.removesuffix("SCB"), source)
+            yield _eight_bits(name.removesuffix("SCB"), stored)
 
 
-def _eight_bits(stem: str, source: TensorSource) -> tuple[str, Packing]:
+def _eight_bits(stem: str, stored: Stored) -> tuple[str, Packing]:
     """A matrix of 8-bit integers of bitsandbytes, with the absolute maximum of each row."""
     order, name = f"{stem}weight_format", f"{stem}weight"
-    unread = tuple(key for key in (order,) if key in source.shapes())
+    unread = tuple(key for key in (order,) if key in stored)
     for key in unread:
-        one_of(key, int(source.read(key, 0, 1)), (ROW_MAJOR,))
-    _, shape = next(_matrices(source, name))
+        one_of(key, int(stored[key].read(0, 1)), (ROW_MAJOR,))
+    _, shape = next(_matrices(stored, name))
     block, unit = (1, shape[1]), 1 / 127
     scaled = Scaled(name, f"{stem}SCB", shape, block, (torch.int8,), unit, unread=unread)
     return name, scaled
 
 
-def _matrices(source: TensorSource, suffix: str) -> Iterator[tuple[str, tuple[int, int]]]:
+def _matrices(stored: Stored, suffix: str) -> Iterator[tuple[str, tuple[int, int]]]:
     """Names and shapes of the tensors whose names have a suffix, which must be matrices."""
-    for name, shape in source.shapes().items():
+    for name, tensor in stored.items():
         if name.endswith(suffix):
-            yield name, matrix(name, shape)
+            yield name, matrix(name, tensor.shape)
 
 
-METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
+METHODS: Mapping[str, Callable[[Values, Stored], Found]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": compressed,

@@ -16,7 +16,7 @@ from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.channel import LARGEST, quantize_channels
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_channels
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import module_weights
 from ortolan.runtime.graph.products import CODE_MIDDLE
 
 
@@ -105,7 +105,7 @@ def test_error_of_written_codes_is_that_of_their_numbers(tmp_path: Path) -> None
     module = nn.Linear(37, 9, bias=False)
     module.weight.data = weight = gaussian(9, 37)
     with BlobWriter(tmp_path, sizes={}, witness=Witness(())) as writer:
-        (written,) = write_channels(writer, ModuleWeights(module), ["weight"])
+        (written,) = write_channels(writer, module_weights(module), ["weight"])
     off = numbers(*quantize_channels(weight)) - weight
     assert (written.name, written.bits, written.group) == ("weight", 8, None)
     assert written.error == pytest.approx(float(off.norm() / weight.norm()))

@@ -15,8 +15,8 @@ from tests.modeling.tiny_models import LLAMA, reference_model
 from tests.tiny.decoders import GPT2
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.lazy_tensor import whole_of
 
 Q = "model.layers.0.self_attn.q_proj"
 UP = "model.layers.1.mlp.up_proj"
@@ -65,8 +65,7 @@ def write_adapter(
 
 
 def merged(base: Path, adapter: Path, name: str) -> Tensor:
-    source = open_checkpoint(base, adapter=adapter).tensors
-    return source.read(name, 0, source.shapes()[name][0])
+    return whole_of(open_checkpoint(base, adapter=adapter).tensors[name])
 
 
 def stored(base: Path, name: str) -> Tensor:
@@ -91,9 +90,9 @@ def test_slices_of_updates_are_scaled_as_the_config_says(
     a, b = products[Q]
     expected = stored(base, name) + scale * (b @ a)
     source = open_checkpoint(base, adapter=tmp_path / "adapter").tensors
-    torch.testing.assert_close(source.read(name, 5, 9), expected[5:9])
-    torch.testing.assert_close(source.read(name, 5, 9, axis=1), expected[:, 5:9])
-    assert torch.equal(source.read(other, 0, 48), stored(base, other))
+    torch.testing.assert_close(source[name].read(5, 9), expected[5:9])
+    torch.testing.assert_close(source[name].read(5, 9, 1), expected[:, 5:9])
+    assert torch.equal(whole_of(source[other]), stored(base, other))
 
 
 @pytest.mark.parametrize("flag", [False, True])  # PEFT stores that of the last module
@@ -108,9 +107,9 @@ def test_slices_of_transposed_matrices_are_transposed(
     name = f"{module}.weight"
     expected = stored(tmp_path / "base", name) + 2 * (b @ a).T
     source = open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter").tensors
-    torch.testing.assert_close(source.read(name, 0, 32), expected)
-    torch.testing.assert_close(source.read(name, 5, 9), expected[5:9])
-    torch.testing.assert_close(source.read(name, 5, 30, axis=1), expected[:, 5:30])
+    torch.testing.assert_close(whole_of(source[name]), expected)
+    torch.testing.assert_close(source[name].read(5, 9), expected[5:9])
+    torch.testing.assert_close(source[name].read(5, 30, 1), expected[:, 5:30])
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "_orig_mod.base_model.model._orig_mod.model."])
@@ -153,13 +152,13 @@ def test_a_change_of_the_adapter_changes_the_hash(base: Path, tmp_path: Path) ->
 def test_weights_that_an_adapter_changes_have_no_codes(tmp_path: Path) -> None:
     write_packed(tmp_path / "base", METHODS["gptq-4"])
     write_adapter(tmp_path / "adapter", {Q: factors((64, 64))})
-    source = open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter").tensors
-    assert isinstance(source, Adapted)
-    assert source.code_format(f"{Q}.weight") is None
-    other = "model.layers.1.self_attn.q_proj.weight"
-    assert source.code_format(other) is not None
-    assert source.is_quantized()
-    assert source.codes(other, 3, 5).values.shape == (2, 64)
+    checkpoint = open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter")
+    assert checkpoint.tensors[f"{Q}.weight"].codes is None
+    other = checkpoint.tensors["model.layers.1.self_attn.q_proj.weight"].codes
+    assert other is not None
+    assert other.format is not None
+    assert other.rows(3, 5).values.shape == (2, 64)
+    assert checkpoint.is_quantized
 
 
 # --- refused ------------------------------------------------------------------------------------

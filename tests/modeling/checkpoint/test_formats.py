@@ -33,10 +33,11 @@ from torch import Tensor
 
 from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.checkpoint.pickles import Pickles
-from ortolan.modeling.checkpoint.safetensors import DTYPES, MAX_HEADER_BYTES, Safetensors
+from ortolan.modeling.checkpoint.pickles import read_pickles
+from ortolan.modeling.checkpoint.safetensors import DTYPES, MAX_HEADER_BYTES, read_safetensors
 from ortolan.modeling.checkpoint.shards import INDEX, MAX_INDEX_BYTES, PICKLE, SAFETENSORS
 from ortolan.modeling.checkpoint.wrappers import unwrapped
+from ortolan.modeling.lazy_tensor import whole_of
 
 UP = "model.layers.0.mlp.up_proj.weight"
 
@@ -48,11 +49,13 @@ MAIN = "refs/main"
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_the_same_tensors(name: str, tmp_path: Path) -> None:
     source, tensors = open_checkpoint(write_format(name, tmp_path)).tensors, saved_llama()[0]
-    assert source.shapes() == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert source.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(source.read(name, 0, len(tensor)), tensor)
-        assert torch.equal(source.read(name, 3, 7), tensor[3:7])
-    assert torch.equal(source.read(UP, 3, 7, axis=1), tensors[UP][:, 3:7])
+        assert source[name].shape == tensor.shape
+        assert source[name].dtype == tensor.dtype
+        assert torch.equal(whole_of(source[name]), tensor)
+        assert torch.equal(source[name].read(3, 7), tensor[3:7])
+    assert torch.equal(source[UP].read(3, 7, 1), tensors[UP][:, 3:7])
     ids = random_text(9)
     with torch.inference_mode():
         assert_same_logits(load(tmp_path)(ids), reference_logits(reference_model(LLAMA), ids))
@@ -109,14 +112,14 @@ def test_slices_of_every_type_are_those_of_the_library(tmp_path: Path) -> None:
     }
     file = tmp_path / SAFETENSORS
     save_file(tensors | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 4)}, file)
-    source, expected = Safetensors([file]), load_file(file)
+    source, expected = read_safetensors([file]).tensors, load_file(file)
     for name, tensor in expected.items():
         for start, stop in ((0, 7), (2, 5), (6, 7), (3, 3), (5, 100)):
-            read = source.read(name, start, stop)
+            read = source[name].read(start, stop)
             part = tensor[start:stop] if tensor.dim() else tensor
             assert (read.dtype, read.shape) == (part.dtype, part.shape)
             assert read.flatten().tolist() == part.flatten().tolist(), (name, start, stop)
-    assert torch.equal(source.read("BF16", 1, 4, axis=1), expected["BF16"][:, 1:4])
+    assert torch.equal(source["BF16"].read(1, 4, 1), expected["BF16"][:, 1:4])
 
 
 def test_views_and_parameters_in_a_pickle_are_read_as_their_own_numbers(tmp_path: Path) -> None:
@@ -129,11 +132,11 @@ def test_views_and_parameters_in_a_pickle_are_read_as_their_own_numbers(tmp_path
         "empty": torch.empty(0, 4),
     }
     torch.save(tensors, tmp_path / PICKLE)
-    read = Pickles([tmp_path / PICKLE])
+    read = read_pickles([tmp_path / PICKLE]).tensors
     for name, tensor in tensors.items():
-        assert read.read(name, 0, len(tensor)).dtype == tensor.dtype
-        assert torch.equal(read.read(name, 1, 3), tensor[1:3]), name
-    assert torch.equal(read.read("transposed", 2, 5, axis=1), base.T[:, 2:5])
+        assert whole_of(read[name]).dtype == read[name].dtype == tensor.dtype
+        assert torch.equal(read[name].read(1, 3), tensor[1:3]), name
+    assert torch.equal(read["transposed"].read(2, 5, 1), base.T[:, 2:5])
 
 
 # --- refused ------------------------------------------------------------------------------------
@@ -293,8 +296,8 @@ def test_a_file_that_became_shorter_and_an_unknown_type_are_refused(
 ) -> None:
     source = open_checkpoint(write_format("safetensors", tmp_path)).tensors
     monkeypatch.delitem(DTYPES, "F32")
-    assert refusal(lambda: source.read(UP, 0, 1), tmp_path) == snapshot
+    assert refusal(lambda: source[UP].read(0, 1), tmp_path) == snapshot
     monkeypatch.undo()
     os.truncate(tmp_path / SAFETENSORS, 4000)
-    last = max(source.shapes())
-    assert refusal(lambda: source.read(last, 0, 9), tmp_path) == snapshot
+    last = max(source)
+    assert refusal(lambda: source[last].read(0, 9), tmp_path) == snapshot

@@ -36,6 +36,7 @@ from ortolan.modeling.checkpoint.gguf.blocks import (
     dequantize,
     read_codes,
 )
+from ortolan.modeling.lazy_tensor import whole_of
 
 IDS = random_text(20)
 
@@ -48,10 +49,7 @@ def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
         config, attn_implementation="eager"
     ).eval()
     source = checkpoint.tensors
-    state = {
-        HEADS.get(name, name): source.read(name, 0, shape[0])
-        for name, shape in source.shapes().items()
-    }
+    state = {HEADS.get(name, name): whole_of(tensor) for name, tensor in source.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert unexpected == []
     assert set(missing) <= ({"lm_head.weight"} if values["tie_word_embeddings"] else set())
@@ -65,10 +63,10 @@ def test_a_file_equals_the_original_model(name: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(file)
     source = checkpoint.tensors
     stored = model.state_dict()
-    for tensor, shape in source.shapes().items():
-        own = stored[HEADS.get(tensor, tensor)]
-        assert shape == tuple(own.shape), tensor
-        torch.testing.assert_close(source.read(tensor, 0, shape[0]), own, msg=tensor)
+    for name, tensor in source.items():
+        own = stored[HEADS.get(name, name)]
+        assert tensor.shape == own.shape, name
+        torch.testing.assert_close(whole_of(tensor), own, msg=name)
     # Computed by transformers, which knows all keys of the config.
     expected = reference_logits(model, IDS)
     assert_same_logits(reference_logits(rebuilt(checkpoint), IDS), expected)
@@ -85,12 +83,11 @@ def test_slices_equal_those_of_the_gguf_library(kind: str, tmp_path: Path) -> No
     whole = gguf.quants.dequantize(gguf.quants.quantize(rows, number), number)
     # Back to the order of the checkpoint.
     whole = whole.reshape(4, 4, 2, 32).swapaxes(1, 2).reshape(32, 32)
-    source = open_checkpoint(file).tensors
-    published = "model.layers.1.self_attn.q_proj.weight"
+    tensor = open_checkpoint(file).tensors["model.layers.1.self_attn.q_proj.weight"]
     for start, stop in ((0, 32), (3, 4), (5, 29)):
-        read = source.read(published, start, stop).float().numpy()
+        read = tensor.read(start, stop).float().numpy()
         np.testing.assert_array_equal(read, whole[start:stop])
-    columns = source.read(published, 2, 7, axis=1).float().numpy()
+    columns = tensor.read(2, 7, 1).float().numpy()
     np.testing.assert_array_equal(columns, whole[:, 2:7])
 
 
@@ -145,7 +142,7 @@ def test_stacked_experts_are_read_one_by_one(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file, "qwen3moe", model, metadata, extra=stacks, tensors=plain)
     source = open_checkpoint(file).tensors
-    second = source.read("model.layers.1.mlp.experts.1.up_proj.weight", 3, 9)
+    second = source["model.layers.1.mlp.experts.1.up_proj.weight"].read(3, 9)
     assert torch.equal(second, stacks["blk.1.ffn_up_exps.weight"][1, 3:9])
     with torch.inference_mode():
         assert_same_logits(load(file)(IDS), reference_logits(model, IDS))

@@ -1,6 +1,7 @@
 """Rows of weights that a checkpoint stores in another order, in several tensors, or transposed."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.checkpoint.folder import open_weights, read_config
 from ortolan.modeling.checkpoint.mapped_weights import map_weights
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.weights import ModuleWeights, Rows, Table, Target, published_pieces
+from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
+from ortolan.modeling.weights import Rows, Table, Target, module_weights, published_pieces
 
 FAMILIES = (
     *("gpt_neox", "bloom", "falcon", "codegen", "gpt2", "phi3", "gemma", "qwen3_5_text", "opt"),
@@ -34,7 +36,7 @@ def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
         reference_model(FAMILY_CONFIGS[name]).save_pretrained(tmp_path)
     module = load(tmp_path, TransformerModel)
     stored = open_weights(tmp_path, read_config(tmp_path, ModelConfig))
-    live = ModuleWeights(module)
+    live = module_weights(module)
     for weight, parameter in module.named_parameters():
         rows = len(parameter)
         assert stored.shape(weight) == live.shape(weight) == tuple(parameter.shape)
@@ -51,10 +53,13 @@ class Tensors:
     elements: int = 0
     most_rows: int = 0
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+    def lazy(self) -> dict[str, LazyTensor]:
+        return {
+            name: stored_tensor(tensor.shape, partial(self.read, name))
+            for name, tensor in self.tensors.items()
+        }
 
-    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
+    def read(self, name: str, start: int, stop: int, axis: int) -> Tensor:
         piece = self.tensors[name].narrow(axis, start, stop - start).clone()
         self.elements += piece.numel()
         self.most_rows = max(self.most_rows, stop - start)
@@ -70,7 +75,7 @@ def test_few_rows_are_read_at_once() -> None:
     source, ours = Tensors({"model.0.qkv": torch.randn(64 * 3 * 20, 2)}), QKV.format(0)
     table: Table = {"model.{}.qkv": Target(QKV, rows=Rows(64, 3, -1, ((0, 1), (1, 2), (2, 3))))}
     expected = {ours: (64 * 3 * 20, 2)}
-    weights = map_weights(source, table, expected, {}, base_model_prefix="model", tied={})
+    weights = map_weights(source.lazy(), table, expected, {}, base_model_prefix="model", tied={})
     weights.rows(ours, 30, 130)
     assert source.most_rows == 20
 
@@ -97,7 +102,7 @@ def test_one_expert_is_read_without_the_others(layout: str) -> None:
         table = {f"{{}}.{name}": target for name, target in table.items()}
     source, ours = Tensors(stored), EXPERTS.format(1)
     expected = {ours: (experts, 2 * rows, width)}
-    weights = map_weights(source, table, expected, {}, base_model_prefix="model", tied={})
+    weights = map_weights(source.lazy(), table, expected, {}, base_model_prefix="model", tied={})
     weights.rows(ours, 2, 3)
     assert source.elements == 2 * rows * width
 

@@ -26,9 +26,8 @@ from torch import Tensor
 from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import open_weights, read_config
-from ortolan.modeling.checkpoint.text_tower import PartTensors
 from ortolan.modeling.codes import CodeFormat
-from ortolan.modeling.weights import Coded
+from ortolan.modeling.lazy_tensor import whole_of
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -57,15 +56,16 @@ def test_every_tensor_equals_its_dequantized_codes(name: str, tmp_path: Path) ->
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.is_quantized
     source = checkpoint.tensors
-    assert PartTensors(source, str).is_quantized()
-    assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in expected.items()}
+    assert checkpoint.opened.of_part(str).is_quantized
+    assert source.keys() == expected.keys()
     for tensor, value in expected.items():
-        read = source.read(tensor, 0, value.shape[0])
+        assert source[tensor].shape == value.shape
+        read = whole_of(source[tensor])
         torch.testing.assert_close(read, value, rtol=1e-6, atol=1e-7, msg=tensor)
     for start, stop in ((0, 1), (5, 19), (33, 64)):
-        part = source.read(DOWN, start, stop)
+        part = source[DOWN].read(start, stop)
         torch.testing.assert_close(part, expected[DOWN][start:stop], rtol=1e-6, atol=1e-7)
-    columns = source.read(DOWN, 7, 40, axis=1)
+    columns = source[DOWN].read(7, 40, 1)
     torch.testing.assert_close(columns, expected[DOWN][:, 7:40], rtol=1e-6, atol=1e-7)
 
 
@@ -73,13 +73,13 @@ def test_every_tensor_equals_its_dequantized_codes(name: str, tmp_path: Path) ->
 def test_codes_are_available_if_kernels_support_them(name: str, tmp_path: Path) -> None:
     expected = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
-    assert isinstance(source, Coded)
-    result = source.code_format(DOWN)
+    stored = source[DOWN].codes
+    result = None if stored is None else stored.format
     assert result == KEPT.get(name)
-    assert source.code_format("model.norm.weight") is None
-    if result is None:
+    assert source["model.norm.weight"].codes is None
+    if stored is None or result is None:
         return
-    codes = source.codes(DOWN, 5, 21)
+    codes = stored.rows(5, 21)
     assert codes.values.shape == (16, 96)
     groups = torch.arange(96) // GROUP
     values = codes.values.float() - codes.zeros.float()[:, groups]
@@ -93,14 +93,16 @@ def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path)
     config = read_config(tmp_path)
     weights = open_weights(tmp_path, config)
     qkv = "blocks.0.attention.qkv.weight"
-    assert weights.code_format(qkv) == KEPT[name]
+    stored = weights.codes(qkv)
+    assert stored is not None
+    assert stored.format == KEPT[name]
     parts = [expected[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
     rows = torch.cat(parts)
-    codes = weights.codes(qkv, 50, 110)
+    codes = stored.rows(50, 110)
     groups = torch.arange(64) // GROUP
     values = (codes.values.float() - codes.zeros.float()[:, groups]) * codes.scales[:, groups]
     torch.testing.assert_close(values, rows[50:110])
-    assert weights.code_format("embedding.weight") is None
+    assert weights.codes("embedding.weight") is None
 
 
 def test_a_config_alone_does_not_make_weights_quantized(tmp_path: Path) -> None:

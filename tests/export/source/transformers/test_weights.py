@@ -14,10 +14,12 @@ from tests.tiny.transformers_types import TYPES
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ortolan.export.source.transformers.experts import INTERLEAVED, InterleavedWeights
+from ortolan.export.source.transformers.experts import INTERLEAVED, interleaved
 from ortolan.export.source.transformers.skeleton import build_skeleton
-from ortolan.export.source.transformers.weights import ConvertedWeights, convert_weights
+from ortolan.export.source.transformers.weights import convert_weights
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.lazy_tensor import LazyTensor
+from ortolan.modeling.weights import TensorWeights
 
 FAST = ("apertus", "bert", "gpt2", "llama", "mixtral", "phi3")
 FILE = "model.safetensors"
@@ -30,8 +32,9 @@ def published(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def opened(folder: Path, model: PreTrainedModel) -> ConvertedWeights:
-    return convert_weights(open_checkpoint(folder).tensors, build_skeleton(model.config.to_dict()))
+def opened(folder: Path, model: PreTrainedModel) -> TensorWeights:
+    skeleton = build_skeleton(model.config.to_dict())
+    return TensorWeights(convert_weights(open_checkpoint(folder).tensors, skeleton))
 
 
 def check(folder: Path, model: PreTrainedModel) -> None:
@@ -76,14 +79,15 @@ def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     model = published(tmp_path, "mixtral")
     names: list[str] = []
     tensors = open_checkpoint(tmp_path).tensors
-    read = tensors.read
+    name_of = {id(tensor): name for name, tensor in tensors.items()}
+    read = LazyTensor.read
 
-    def counted(name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        names.append(name)
-        return read(name, start, stop, axis=axis)
+    def counted(tensor: LazyTensor, start: int, stop: int, axis: int = 0) -> Tensor:
+        names.extend([name_of[id(tensor)]] if id(tensor) in name_of else [])
+        return read(tensor, start, stop, axis)
 
-    monkeypatch.setattr(tensors, "read", counted)
-    weights = convert_weights(tensors, build_skeleton(model.config.to_dict()))
+    monkeypatch.setattr(LazyTensor, "read", counted)
+    weights = TensorWeights(convert_weights(tensors, build_skeleton(model.config.to_dict())))
     assert not names
     weights.rows("model.layers.1.mlp.experts.gate_up_proj", 2, 3)
     assert len(names) == 2
@@ -94,7 +98,7 @@ def test_rows_of_gate_and_up_are_interleaved(tmp_path: Path) -> None:
     model = published(tmp_path, "mixtral")
     prefix = "model.layers.1.mlp.experts."
     gate, up = model.get_parameter(f"{prefix}gate_up_proj").detach()[2:4].chunk(2, 1)
-    weights = InterleavedWeights(opened(tmp_path, model))
+    weights = TensorWeights(interleaved(opened(tmp_path, model).tensors))
     rows = weights.rows(f"{prefix}{INTERLEAVED}", 2, 4)
     assert torch.equal(rows[:, ::2], gate)
     assert torch.equal(rows[:, 1::2], up)
