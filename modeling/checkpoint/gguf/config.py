@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from ortolan.modeling.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from ortolan.modeling.checkpoint.gguf.header import ARCHITECTURE, Header, Value
 from ortolan.modeling.checkpoint.gguf.tensors import FACTOR_TENSORS, read_stored
+from ortolan.modeling.config import Llama3Scaling, RotaryPositions
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.layers.positions import rotary_frequencies
 
 VOCABULARY = "token_embd.weight"
 
@@ -24,6 +26,21 @@ DERIVED = ("vocab_size", "attention.value_length", "rope.dimension_count", "tens
 """Keys that repeat what shapes imply, or that other values are derived from."""
 
 WINDOW = "attention.sliding_window"
+
+ORIGINAL = "original_max_position_embeddings"
+
+SCALING = "rope.scaling."
+
+SCALING_KEYS = {
+    "original_context_length": ORIGINAL,
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+
+FACTORS, LONG, SHORT = FACTOR_TENSORS
+
+LLAMA3_CONTEXT = 8192
+"""Original context of all models of Llama 3.1 to 3.3, whose files hold only the divisors."""
 
 SWITCHES = (WINDOW, "attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping")
 """Keys that a config has, too, with null instead of 0."""
@@ -61,7 +78,7 @@ def hf_values(header: Header) -> dict[str, object]:
         raise CheckpointError(
             f"{header.path}: no tensor {VOCABULARY}. This is not a language model."
         )
-    own = own_values(header)
+    own = _below(f"{header.architecture}.", header.metadata)
     values: dict[str, object] = {
         "architectures": [architecture.model_class],
         "model_type": architecture.model_type,
@@ -70,14 +87,19 @@ def hf_values(header: Header) -> dict[str, object]:
         **special_ids(header.metadata),
         **architecture.implied,
     }
-    scaling = {key for key in own if key.startswith("rope.scaling.")}
     for key, value in own.items():
         if key in architecture.keys:
             if (name := architecture.keys[key]) is not None:
                 values[name] = None if key in SWITCHES and not value else value
-        elif key not in DERIVED and key not in scaling and not is_neutral(key, own):
+        elif not (key in DERIVED or key.startswith(SCALING) or _is_neutral(key, own)):
             values[f"{header.architecture}.{key}"] = value
-    values |= rope_values(header, own, partial=architecture.partial)
+    rotated, head_dim = own.get("rope.dimension_count"), _head_dim(own)
+    if isinstance(rotated, int) and head_dim and rotated != head_dim:
+        values[architecture.partial] = rotated / head_dim
+    if (scaling := _scaling(header, own)) is not None:
+        values["rope_scaling"] = scaling
+        if scaling["rope_type"] == "longrope":
+            values[ORIGINAL] = scaling.get(ORIGINAL)
     for name, tensor in architecture.switches.items():
         values[name] = f"blk.0.{tensor}" in header.tensors
     if architecture.model_type in LAYERS_OF_27B:
@@ -85,7 +107,7 @@ def hf_values(header: Header) -> dict[str, object]:
     return values
 
 
-def is_neutral(key: str, own: Mapping[str, Value]) -> bool:
+def _is_neutral(key: str, own: Mapping[str, Value]) -> bool:
     """Whether a key below the architecture's name has a value that changes nothing."""
     value = own[key]
     if key.startswith("expert"):
@@ -99,13 +121,10 @@ def is_neutral(key: str, own: Mapping[str, Value]) -> bool:
     return bool(OFF.search(key)) and not (any(value) if isinstance(value, list) else value)
 
 
-def own_values(header: Header) -> dict[str, Value]:
-    """Values below the architecture's name."""
-    prefix = f"{header.architecture}."
+def _below(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """The values whose keys have a prefix, by the rest of their keys."""
     return {
-        key.removeprefix(prefix): value
-        for key, value in header.metadata.items()
-        if key.startswith(prefix)
+        key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)
     }
 
 
@@ -128,91 +147,61 @@ def _gemma_scalar(values: Mapping[str, object]) -> object:
     return values.get("head_dim", 256)
 
 
-FACTORS, LONG, SHORT = FACTOR_TENSORS
-
-LLAMA3 = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Values of all models of Llama 3.1 to 3.3; a file contains only the resulting factors."""
-
-
-def rope_values(header: Header, own: Mapping[str, Value], *, partial: str) -> dict[str, object]:
-    """Config keys for rotary positions."""
-    values: dict[str, object] = {}
+def _head_dim(own: Mapping[str, Value]) -> int:
+    """Channels of a head; 0 if no key states them."""
     heads, width = own.get("attention.head_count"), own.get("embedding_length")
-    rotated = own.get("rope.dimension_count")
-    if isinstance(rotated, int) and isinstance(heads, int) and isinstance(width, int) and heads:
-        head_dim = own.get("attention.key_length", width // heads)
-        if isinstance(head_dim, int) and rotated != head_dim:
-            values[partial] = rotated / head_dim
-    scaling = _scaling(header, own)
-    if scaling is not None:
-        values["rope_scaling"] = scaling
-        if "original_max_position_embeddings" in scaling and scaling["rope_type"] == "longrope":
-            original = scaling["original_max_position_embeddings"]
-            values["original_max_position_embeddings"] = original
-    return values
+    if not isinstance(heads, int) or not isinstance(width, int) or not heads:
+        return 0
+    head_dim = own.get("attention.key_length", width // heads)
+    return head_dim if isinstance(head_dim, int) else 0
 
 
 def _scaling(header: Header, own: Mapping[str, Value]) -> dict[str, object] | None:
-    scaling = {
-        key.removeprefix("rope.scaling."): value
-        for key, value in own.items()
-        if key.startswith("rope.scaling.")
+    """The scaling of rotary positions under the keys of a config; None without one."""
+    scaling: dict[str, object] = {
+        SCALING_KEYS.get(key, key): value for key, value in _below(SCALING, own).items()
     }
+    scaling.pop("finetuned", None)
     # llama.cpp takes the type for linear if a factor comes without one, and no factor for 1.
-    factor = scaling.get("factor") or 1
-    kind = scaling.pop("type", "none" if factor == 1 else "linear")
-    if kind == "linear" and factor == 1:
-        kind = "none"
-    original = scaling.pop("original_context_length", None)
+    is_scaled = scaling.get("factor", 1) not in (0, 1)
+    kind = scaling.pop("type", "linear")
     if FACTORS in header.tensors:
         return _llama3(header, own)
     if LONG in header.tensors:
-        attention = scaling.pop("attn_factor", None)
-        return {
-            "rope_type": "longrope",
-            "long_factor": read_stored(header, LONG).tolist(),
-            "short_factor": read_stored(header, SHORT).tolist(),
-            "original_max_position_embeddings": original,
-            **({} if attention is None else {"attention_factor": attention}),
-            **scaling,
-        }
-    if kind == "none":
+        if "attn_factor" in scaling:
+            scaling["attention_factor"] = scaling.pop("attn_factor")
+        factors = (("long_factor", LONG), ("short_factor", SHORT))
+        lists = {name: read_stored(header, tensor).tolist() for name, tensor in factors}
+        return {"rope_type": "longrope", **lists, **scaling}
+    if kind == "none" or (kind == "linear" and not is_scaled):
         return None
     if scaling.get("attn_factor") == 1:
         scaling.pop("attn_factor")
-    renamed = {"finetuned": None} | {f"yarn_{name}": name for name in ("beta_fast", "beta_slow")}
-    values = {renamed.get(key, key): value for key, value in scaling.items()}
-    values.pop(None, None)
-    before = {} if original is None else {"original_max_position_embeddings": original}
-    return {"rope_type": kind, **{str(key): value for key, value in values.items()}, **before}
+    return {"rope_type": kind, **scaling}
 
 
 def _llama3(header: Header, own: Mapping[str, Value]) -> dict[str, object]:
-    """Recover the parameters that the frequency factors result from."""
-    factors = read_stored(header, FACTORS)
-    factor = round(float(factors.max()), 4)
-    theta = own.get("rope.freq_base", 10_000.0)
-    theta = float(theta) if isinstance(theta, int | float) else 10_000.0
-    if not torch.allclose(_llama3_factors(len(factors), theta, factor), factors, rtol=1e-4):
+    """Recover the parameters that the divisors of the frequencies result from."""
+    divisors = read_stored(header, FACTORS)
+    factor = round(float(divisors.max()), 4)
+    theta = own.get("rope.freq_base")
+    plain = RotaryPositions(
+        dim=2 * len(divisors), theta=theta if isinstance(theta, int | float) else 10_000.0
+    )
+    scaling = Llama3Scaling(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context=LLAMA3_CONTEXT
+    )
+    scaled = replace(plain, scaling=scaling)
+    expected = rotary_frequencies(plain, 1) / rotary_frequencies(scaled, 1)
+    if not torch.allclose(expected, divisors, rtol=1e-4):
         raise CheckpointError(
             f"{header.path}: the frequency factors are not those of Llama 3. Export the checkpoint "
             "that the file was made from."
         )
-    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
-
-
-def _llama3_factors(count: int, theta: float, factor: float) -> Tensor:
-    """Divisors of `count` frequencies.
-
-    Source: Llama 3.1 (Meta 2024): stretch long waves, keep short ones, blend in between.
-    """
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    turns = LLAMA3["original_max_position_embeddings"] / (
-        2 * torch.pi * theta ** (torch.arange(count, dtype=torch.float64) / count)
-    )
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 / (share + (1 - share) / factor)).float()
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        ORIGINAL: scaling.original_context,
+    }
