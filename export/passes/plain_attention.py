@@ -187,6 +187,15 @@ class _Plain(StandardAttention):
     def scattered(self, past: ir.Value, x: ir.Value, start_B: ir.Value) -> ir.Value:
         if "TensorScatter" not in self._without:
             return super().scattered(past, x, start_B)
+        query = self.node.inputs[0]
+        if (
+            x.shape is None
+            and past.shape is not None
+            and query is not None
+            and query.shape is not None
+        ):
+            # Layers share what is computed from sizes that are known.
+            x.shape = ir.Shape([*past.shape[:2], query.shape[1], past.shape[3]])
         places = len(axes_of(past) or ()) - 1
         return self.new.ScatterND(past, self._indices(x, start_B, places), x)
 

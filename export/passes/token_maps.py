@@ -7,15 +7,13 @@ Shape letters: B batch, S new tokens, W channels of an input vector, N of an out
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from ortolan.export.passes.nodes import Axes, axes_of
 from ortolan.export.values import name_of
@@ -33,7 +31,7 @@ _MOVES = {
 
 _SUMS = {"Add", "Concat", "Sub"}
 
-_NARROW = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_NARROW = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 """Types that maps compute in float32 instead: the CPU has few kernels for them."""
 
 
@@ -90,10 +88,15 @@ class TokenMaps:
     graph: ir.Graph
     _order: dict[ir.Node, int] = field(init=False)
     _positional: set[ir.Value] = field(init=False)
+    _inputs: list[ir.Value] = field(init=False)
+    _sizes: dict[ir.Value, Axes] = field(init=False)
 
     def __post_init__(self) -> None:
         self._order = {node: place for place, node in enumerate(self.graph)}
         self._positional = _positional(self.graph)
+        self._inputs = [value for value in self.graph.inputs if value.name in (_LENGTHS, _TOTAL)]
+        shapes = {node.outputs[0]: _sizes(node) for node in self.graph if node.op_type == "Shape"}
+        self._sizes = {value: axes for value, axes in shapes.items() if axes is not None}
 
     def find(self, end: ir.Value) -> TokenMap | None:
         """The longest map that ends at a value `(B, S, N)`, if there is one."""
@@ -101,19 +104,16 @@ class TokenMaps:
         axes, width = axes_of(start), _width(start)
         if axes is None or width is None or _width(end) is None:
             return None
-        before = self._before(nodes)
-        shapes = {node.outputs[0]: _sizes(node) for node in before if node.op_type == "Shape"}
-        sizes = {name_of(value): axes for value, axes in shapes.items() if axes is not None}
-        if len(sizes) < len(shapes):
+        part = _between(self.graph, [start, *self._inputs, *self._sizes], end)
+        if part is None:
             return None
-        computed = [node for node in [*before, *nodes] if node.op_type != "Shape"]
         return TokenMap(
             start=start,
             axes=axes,
             width=width,
             operators=frozenset(node.op_type for node in nodes),
-            session=_session(self.graph, start, end, computed, list(sizes)),
-            sizes=sizes,
+            session=_session(part),
+            sizes={name_of(value): axes for value, axes in self._sizes.items()},
         )
 
     def _walk(self, end: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
@@ -139,20 +139,6 @@ class TokenMaps:
                 return start, nodes[:length][::-1]
             nodes.append(last)
             pending = (pending - set(last.outputs)) | carried
-
-    def _before(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
-        """The nodes that compute from positions what these nodes need, in order."""
-        pending: list[ir.Value | None] = [
-            value for node in nodes for value in node.inputs if value in self._positional
-        ]
-        before: set[ir.Node] = set()
-        while pending:
-            value = pending.pop()
-            node = None if value is None else value.producer()
-            if node is not None and node not in before:
-                before.add(node)
-                pending += () if node.op_type == "Shape" else node.inputs
-        return sorted(before, key=self._order.__getitem__)
 
 
 def _positional(graph: ir.Graph) -> set[ir.Value]:
@@ -202,64 +188,43 @@ def _sizes(shape: ir.Node) -> Axes | None:
     return sizes if all(isinstance(a, int) or a in ("batch", "sequence") for a in sizes) else None
 
 
-def _session(
-    graph: ir.Graph, start: ir.Value, end: ir.Value, nodes: Iterable[ir.Node], sizes: list[str]
-) -> ort.InferenceSession:
-    """An onnxruntime session that computes `end` from `start`, in float32."""
-    out, protos = name_of(end), [_widened(ir.serde.serialize_node(node)) for node in nodes]
-    if start is end:
-        out = "same"
-        protos = [helper.make_node("Identity", [name_of(start)], [out])]
-    computed = {name for proto in protos for name in proto.output}
-    read = {name for proto in protos for name in proto.input if name} - computed
-    inputs = {
-        name: dtype
-        for name, dtype in [
-            (name_of(start), TensorProto.FLOAT),
-            (_LENGTHS, TensorProto.INT32),
-            (_TOTAL, TensorProto.INT32),
-            *((name, TensorProto.INT64) for name in sizes),
-        ]
-        if name in read
-    }
-    tensors = [_constant(graph.initializers[name]) for name in sorted(read - inputs.keys())]
-    proto = helper.make_model(
-        helper.make_graph(
-            protos,
-            "map",
-            [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs.items()],
-            [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)],
-            tensors,
-        ),
-        opset_imports=[helper.make_opsetid("", graph.opset_imports[""])],
-        ir_version=10,
-    )
+def _between(graph: ir.Graph, inputs: Sequence[ir.Value], end: ir.Value) -> ir.Graph | None:
+    """The part of a graph that computes `end`, in float32; None if it needs other inputs."""
+    try:
+        part = ir.convenience.extract(graph, inputs, [end])
+    except ValueError:
+        return None
+    tensors = {value: value.const_value for value in part.initializers.values()}
+    for value, tensor in tensors.items():
+        if tensor is None:
+            return None
+        value.const_value = _wide(tensor)
+    for node in part:
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR:
+                node.attributes[name] = ir.AttrTensor(name, _wide(attribute.as_tensor()))
+            elif node.op_type == "Cast" and attribute.value in _NARROW:
+                node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
+    values = (output for node in part for output in node.outputs)
+    for value in (*part.inputs, *part.initializers.values(), *values):
+        if value.dtype in _NARROW:
+            value.dtype = ir.DataType.FLOAT
+        value.shape = None  # sizes of inputs are those of the call
+    return part
+
+
+def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if tensor.dtype not in _NARROW:
+        return tensor
+    return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+
+
+def _session(part: ir.Graph) -> ort.InferenceSession:
+    """An onnxruntime session that computes a part of a graph."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    proto = ir.to_proto(ir.Model(part, ir_version=10))
     return ort.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-
-
-def _constant(value: ir.Value) -> TensorProto:
-    if value.const_value is None:
-        raise ValueError(f"{value.name}: expected a table with data, got none")
-    proto = _wide(ir.serde.serialize_tensor(value.const_value))
-    proto.name = name_of(value)
-    return proto
-
-
-def _widened(node: onnx.NodeProto) -> onnx.NodeProto:
-    for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _NARROW:
-            attribute.i = TensorProto.FLOAT
-        if attribute.HasField("t"):
-            attribute.t.CopyFrom(_wide(attribute.t))
-    return node
-
-
-def _wide(tensor: TensorProto) -> TensorProto:
-    if tensor.data_type not in _NARROW:
-        return tensor
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
