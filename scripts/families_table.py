@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from tests.cases.comparison import compare, save_tiny  # noqa: E402
-from tests.tiny import FAMILY_CONFIGS  # noqa: E402
+from tests.tiny import CONFIGS, FAMILY_CONFIGS  # noqa: E402
 from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
 from tests.tiny.transformers_types import tiny_config  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
@@ -52,7 +52,7 @@ CONTEXT = 96
 
 def tiny_values(model_type: str, way: Via) -> dict[str, Any]:
     """The config of a tiny model; for a causal language model, the same for both ways."""
-    values = FAMILY_CONFIGS.get(model_type, {"architectures": []})
+    values = CONFIGS.get(model_type, {"architectures": []})
     if way == "family" or "architectures" not in values:
         return values
     return tiny_config(model_type).to_dict() | {"model_type": model_type, "architectures": [None]}
@@ -104,7 +104,11 @@ def _part(model: Any) -> str:
 def merge(*rows: Row) -> None:
     """Replace older rows, and write the document."""
     old = decode(DATA_FILE.read_bytes()).rows if DATA_FILE.exists() else ()
-    latest = {(row.model_type, row.way): row for row in (*old, *rows)}
+    latest = {
+        (row.model_type, row.way): row
+        for row in (*old, *rows)
+        if row.way == "transformers" or row.model_type in FAMILIES
+    }
     coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
     DATA_FILE.write_bytes(encode(coverage))
     DOCUMENT.write_text(markdown(coverage))
@@ -119,12 +123,18 @@ batch; for an encoder, two inputs in one batch. The error is the largest differe
 value that transformers computes. A type is supported up to {bound:.0e}, if greedy generation gives
 the same tokens.
 
-* **family**: built from Ortolan's own layers.
-* **transformers**: traced from the code of transformers, for types without a family or with
-  `--via transformers`. Needs `ortolan[transformers]`, and exports no attention maps.
+* **family**: built from Ortolan's own layers. A type with a figure in this column takes this way,
+  and the other with `--via transformers`.
+* **transformers**: traced from the code of transformers, for every other type. Needs
+  `ortolan[transformers]`, and exports no attention maps.
 
-A type has a family if its graph is better than the one through transformers, or if GGUF files,
-training or other families need it.
+A type has a family if
+
+* it is an encoder, an encoder-decoder, or reads images or sounds;
+* its attention cannot be traced (`no` in the column of transformers);
+* Ortolan trains it, an image or speech model contains it, or GGUF files of it are common;
+* it is one of the most used: Llama, Mistral, Qwen, Gemma, Phi 3, GPT-2, Granite, LFM 2, GLM 4.5,
+  DeepSeek V3 and gpt-oss.
 
 {counts}
 

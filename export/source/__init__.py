@@ -8,6 +8,7 @@ from typing import get_args
 
 from torch import nn
 
+from ortolan.export.coverage import read_coverage
 from ortolan.export.errors import OptionError, not_among
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import DEFAULTS, ExportOptions, Via
@@ -178,6 +179,11 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         is_decoder_alone = model_type in DECODER_APART and is_installed()
         return not (is_decoder_alone and is_causal_class(checkpoint.values))
     if not is_installed():
+        if any(row.supported for row in read_coverage().of(model_type)):
+            raise ConfigError(
+                f"{model_type}: this type is exported through transformers, which is not "
+                f"installed: {INSTALL}."
+            )
         raise ConfigError(
             f"{unknown_family(model_type)}. If it is a causal language model of transformers, "
             f"install that: {INSTALL}."

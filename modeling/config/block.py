@@ -58,7 +58,6 @@ class AttentionConfig(Config):
         norm_over: the norm spans the channels of each head, or those of all heads.
         norm_after_rotary: the norm follows the rotation.
         clip: bound of the magnitude of queries, keys and values.
-        out_norm: norm of the concatenated heads, before the last matrix.
         sinks: each head has a trained score for one more key, whose value is zero, which takes a
             part of the weights (Xiao et al. 2024).
         gate: the heads are multiplied, channel by channel, by sigmoids of a projection of the
@@ -80,7 +79,6 @@ class AttentionConfig(Config):
     norm_over: Literal["head", "all"] = "head"
     norm_after_rotary: bool = False
     clip: Positive | None = None
-    out_norm: NormConfig | None = None
     latent: LatentConfig | None = None
     sinks: bool = False
     gate: bool = False
@@ -127,18 +125,15 @@ class FeedForwardConfig(Config):
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Attributes:
-        activation: `xielu` has two trained numbers in each layer (Huang and Schlag 2024).
         bias: of every matrix.
         down_bias: of the last matrix; None for `bias`.
-        inner_norm: norm of the input of the last matrix.
     """
 
     kind: Literal["mlp", "gated"]
     intermediate_size: Size
-    activation: Activation | Literal["xielu"]
+    activation: Activation
     bias: bool = False
     down_bias: bool | None = None
-    inner_norm: NormConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +221,6 @@ class BlockConfig(Config):
             rotary=None,
             query_key_norm=None,
             clip=None,
-            out_norm=None,
             latent=None,
             sinks=False,
             gate=False,

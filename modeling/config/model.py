@@ -16,7 +16,6 @@ from ortolan.modeling.config.head import (
     EmbeddingHead,
     FeatureHead,
     Head,
-    HeadLayer,
     LanguageModelHead,
     NormConfig,
 )
@@ -148,7 +147,6 @@ class DecoderConfig(StackConfig):
     Attributes:
         tied_head: the head is the embedding's table.
         head_bias: the logits are biased.
-        head_layer: a layer between the last norm and the logits.
         head_scale: multiplies the input of the head.
         final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
             plain logits.
@@ -161,7 +159,6 @@ class DecoderConfig(StackConfig):
     vocab_size: Size
     tied_head: bool
     head_bias: bool = False
-    head_layer: HeadLayer | None = None
     head_scale: float = 1.0
     final_softcap: float | None = None
     state_norm: NormConfig | None = None

@@ -43,7 +43,6 @@ from ortolan.modeling.families import (
     modernbert,
     moonshine,
     olmo,
-    opt,
     qwen3_5,
     qwen3_asr,
     qwen3_vl,
@@ -57,6 +56,7 @@ from ortolan.modeling.families import (
     vit,
     wav2vec2,
     whisper,
+    xglm,
 )
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.tables import PROJECTIONS
@@ -97,7 +97,7 @@ FAMILIES: dict[str, Family[Any]] = {
     **modernbert.FAMILIES,
     **moonshine.FAMILIES,
     **olmo.FAMILIES,
-    **opt.FAMILIES,
+    **xglm.FAMILIES,
     **qwen3_5.FAMILIES,
     **qwen3_asr.FAMILIES,
     **qwen3_vl.FAMILIES,

@@ -1,8 +1,7 @@
 """GPT-NeoX and Pythia (Black et al. 2022), and those with its layers.
 
-GPT-NeoX-Japanese (abeja 2022) has a single bias, in the last layer. Persimmon (Adept 2023)
-normalises queries and keys. Phi-1, 1.5 and 2 (Li et al. 2023) are parallel with biases everywhere;
-StarCoder2 (Lozhkov et al. 2024) has windows.
+GPT-NeoX-Japanese (abeja 2022) has a single bias, in the last layer. Phi-1, 1.5 and 2 (Li et al.
+2023) are parallel with biases everywhere; StarCoder2 (Lozhkov et al. 2024) has windows.
 """
 
 from dataclasses import replace
@@ -70,30 +69,6 @@ def _japanese_weights(config: DecoderConfig) -> Table:
     dense = "gpt_neox_japanese.layers.{}.attention.dense"
     del table[f"{dense}.bias"]
     return {**table, f"{dense}_bias": Target("blocks.{}.attention.out.bias")}
-
-
-def _persimmon_weights(config: DecoderConfig) -> Table:
-    heads = config.blocks[0].attention.num_heads
-    return {
-        "model.embed_tokens.weight": Target("embedding.weight"),
-        **layer(_LAYER, {"self_attn.query_key_value": QKV}, rows=grouped(heads, heads)),
-        **layer(
-            _LAYER,
-            {
-                "input_layernorm": NORM_1,
-                "self_attn.q_layernorm": "attention.query_norm",
-                "self_attn.k_layernorm": "attention.key_norm",
-                "self_attn.dense": OUT,
-                "post_attention_layernorm": NORM_2,
-                "mlp.dense_h_to_4h": UP,
-                "mlp.dense_4h_to_h": DOWN,
-            },
-        ),
-        **linear({"model.final_layernorm": "final_norm"}),
-        "lm_head.weight": Target("head.weight"),
-        # A table that old versions of transformers saved.
-        f"{_LAYER}self_attn.rotary_emb.inv_freq": None,
-    }
 
 
 _PHI_WEIGHTS: Table = {
@@ -166,11 +141,6 @@ def _gpt_neox_japanese(hf: ConfigReader) -> DecoderConfig:
     return replace(config, blocks=(*others, last))
 
 
-def _persimmon(hf: ConfigReader) -> DecoderConfig:
-    normed = hf.get("qk_layernorm", bool, True)
-    return replace(NEOX, query_key_norm=normed, activation="relu2", fraction=0.5).read(hf)
-
-
 def _phi(hf: ConfigReader) -> DecoderConfig:
     return replace(
         NEOX,
@@ -207,7 +177,6 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         weights=_japanese_weights,
         base_model_prefix="gpt_neox_japanese",
     ),
-    "persimmon": Family(config=_persimmon, weights=_persimmon_weights),
     "phi": Family(config=_phi, weights=_PHI_WEIGHTS),
     "starcoder2": Family(config=_starcoder2, weights=_STARCODER2_WEIGHTS),
 }

@@ -107,23 +107,6 @@ def _attention_factor(hf: ConfigReader) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _youtu(hf: ConfigReader) -> DecoderConfig:
-    hf.skip("embedding_initializer_range")
-    return _latent(hf, interleaved=hf.get("rope_interleave", bool, True), tied=True)
-
-
-def _minicpm3(hf: ConfigReader) -> DecoderConfig:
-    config = _latent(hf, interleaved=False, norm=rms(1e-5), tied=True)
-    depth = hf.nullable("scale_depth", float, 1.4)
-    base = hf.size("dim_model_base", None) if "dim_model_base" in hf else 256
-    return altered(
-        config,
-        block={"residual_scale": 1.0 if depth is None else depth / math.sqrt(len(config.blocks))},
-        embedding_scale=hf.get("scale_emb", float, 12.0),
-        head_scale=1.0 if base is None else base / config.hidden_size,
-    )
-
-
 def _deepseek_v2(hf: ConfigReader) -> DecoderConfig:
     check_choice(hf, "topk_method", "greedy")
     check_choice(hf, "scoring_func", "softmax")
@@ -159,8 +142,6 @@ def _glm4_moe_lite(hf: ConfigReader) -> DecoderConfig:
 
 
 FAMILIES: dict[str, Family[DecoderConfig]] = {
-    "youtu": Family(config=_youtu, weights=_weights),
-    "minicpm3": Family(config=_minicpm3, weights=_weights),
     **{
         name: Family(config=config, weights=_mixture_weights)
         for name, config in {

@@ -2,14 +2,14 @@
 
 Mixtral (Jiang et al. 2024), Qwen 2 and 3 MoE (Yang et al. 2024, 2025), OLMoE (Muennighoff et al.
 2024), FlexOlmo (Shi et al. 2025), Phi 3.5 MoE (Abdin et al. 2024), Granite MoE (IBM 2024),
-gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025), Hunyuan A13B (Tencent 2025).
+gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025).
 """
 
 from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LongRopeScaling, RotaryPositions
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import experts, granite, llama, llama_kin, olmo
+from ortolan.modeling.families import experts, granite, llama, olmo
 from ortolan.modeling.families.decoder import DecoderFormat, layer_norm, rms
 from ortolan.modeling.families.experts import (
     MIXTRAL_EXPERTS,
@@ -153,15 +153,16 @@ def _granitemoe(hf: ConfigReader) -> DecoderConfig:
     return _granite_experts(hf, granite.granite(hf))
 
 
-def _granitemoe_swa(hf: ConfigReader) -> DecoderConfig:
-    return _granite_experts(hf, granite.granite_swa(hf))
-
-
 def _gpt_oss(hf: ConfigReader) -> DecoderConfig:
     # Names of the first release for what other keys say too.
     hf.skip("initial_context_length", "experts_per_token")
     kinds = read_layer_kinds(hf, [FULL if i % 2 else SLIDING for i in range(layers_of(hf))])
-    llama_kin.require_rope(hf)
+    # transformers would fall back to a scaling that is not read here.
+    if not any(hf.nested(key) for key in ("rope_scaling", "rope_parameters")):
+        raise ConfigError(
+            f"{hf.name}: rope_parameters or rope_scaling is missing. "
+            "Copy it from the model's published config."
+        )
     config = DecoderFormat(
         bias=("attention_bias", True),
         head_dim=64,
@@ -212,13 +213,6 @@ def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
     return with_experts(config, mixture, dense=set(range(layers)) - sparse)
 
 
-def _hunyuan_moe(hf: ConfigReader) -> DecoderConfig:
-    config = llama_kin.hunyuan(hf)
-    shared = config.blocks[0].dense.intermediate_size
-    mixture = read_mixture(hf, size="intermediate_size", per_token="moe_topk", shared_size=shared)
-    return with_experts(config, mixture)
-
-
 _LLAMA = without(llama.WEIGHTS, ".mlp.")
 
 _PHIMOE: Table = {
@@ -257,19 +251,9 @@ _SHARED_MLP: Table = {
 
 GRANITEMOESHARED_WEIGHTS: Table = {**_GRANITEMOE, **_SHARED_MLP}
 
-_GRANITEMOE_SWA: Table = {
-    **_LLAMA,
-    **_SHARED_MLP,
-    **granite.SINKS,
-    **experts.router("block_sparse_moe.router.weight"),
-    **experts.together(
-        "block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"
-    ),
-}
-
 _GPT_OSS: Table = {
     **_LLAMA,
-    **granite.SINKS,
+    f"{_LAYER}self_attn.sinks": Target("blocks.{}.attention.sinks"),
     **experts.router("mlp.router.weight"),
     f"{_LAYER}mlp.router.bias": Target(f"{_OURS}router.bias"),
     f"{_LAYER}mlp.experts.gate_up_proj": Target(f"{_OURS}experts.gate_up", transposed=True),
@@ -286,13 +270,6 @@ _ERNIE4_5_MOE: Table = {
     "model.mtp_*": None,
 }
 
-_HUNYUAN_MOE: Table = {
-    **without(llama_kin.HUNYUAN_WEIGHTS, ".mlp."),
-    **experts.router("mlp.gate.wg.weight"),
-    **experts.apart("mlp.experts"),
-    **experts.shared("mlp.shared_mlp"),
-}
-
 FAMILIES: dict[str, Family[DecoderConfig]] = {
     "mixtral": Family(config=_mixtral, weights={**_LLAMA, **MIXTRAL_EXPERTS}),
     "phimoe": Family(config=_phimoe, weights=_PHIMOE),
@@ -302,8 +279,6 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
     "flex_olmo": Family(config=_flex_olmo, weights=_FLEX_OLMO),
     "granitemoe": Family(config=_granitemoe, weights=_GRANITEMOE),
     "granitemoeshared": Family(config=_granitemoe, weights=GRANITEMOESHARED_WEIGHTS),
-    "granitemoe_swa": Family(config=_granitemoe_swa, weights=_GRANITEMOE_SWA),
     "gpt_oss": Family(config=_gpt_oss, weights=_GPT_OSS),
     "ernie4_5_moe": Family(config=_ernie4_5_moe, weights=_ERNIE4_5_MOE),
-    "hunyuan_v1_moe": Family(config=_hunyuan_moe, weights=_HUNYUAN_MOE),
 }

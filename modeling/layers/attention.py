@@ -53,11 +53,6 @@ class SelfAttention(nn.Module):
             else LatentProjection(config, config.latent, width)
         )
         self.query_norm, self.key_norm = query_key_norms(config)
-        self.out_norm = (
-            norm(config.out_norm, config.num_heads * config.value_width)
-            if config.out_norm
-            else nn.Identity()
-        )
         self.gate: nn.Linear | None = (
             nn.Linear(width, config.num_heads * config.value_width, bias=config.qkv_bias)
             if config.gate
@@ -134,8 +129,9 @@ class SelfAttention(nn.Module):
 
     def _read_out(self, attended: Tensor, x: Tensor) -> Tensor:
         """Read out the heads, `(B, S, H * U)` to `(B, S, E)`."""
-        heads = self.out_norm(attended)
-        out: Tensor = self.out(heads if self.gate is None else heads * torch.sigmoid(self.gate(x)))
+        if self.gate is not None:
+            attended = attended * torch.sigmoid(self.gate(x))
+        out: Tensor = self.out(attended)
         return out
 
     def _projections(

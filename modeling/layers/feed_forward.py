@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import Activation, FeedForwardConfig
-from ortolan.modeling.layers.norms import norm
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -33,41 +32,18 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class XIELU(nn.Module):
-    """A parabola for x > 0, an exponential minus a line below (Huang and Schlag 2024).
-
-    Attributes:
-        right: `(1,)`; its softplus is the curvature of the parabola.
-        left: `(1,)`; its softplus plus the slope is the weight of the exponential.
-    """
-
-    SLOPE, EPSILON = 0.5, -1e-6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.right = nn.Parameter(torch.zeros(1))
-        self.left = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
-        right, left = F.softplus(self.right), self.SLOPE + F.softplus(self.left)
-        below = torch.expm1(x.clamp(max=self.EPSILON)) - x
-        return self.SLOPE * x + torch.where(x > 0, right * x.square(), left * below)
-
-
 class MLP(nn.Module):
     """`down(act(up(x)))`."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
-        self.activation = activation(config)
+        self.activation = ACTIVATIONS[config.activation]
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.inner_norm = inner_norm(config)
         self.down = down(config, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.down(self.inner_norm(self.activation(self.up(x))))
+        out: Tensor = self.down(self.activation(self.up(x)))
         return out
 
 
@@ -76,28 +52,16 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
-        self.activation = activation(config)
+        self.activation = ACTIVATIONS[config.activation]
         # Two matrices rather than one: slicing a wide result costs more than a second product.
         self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.inner_norm = inner_norm(config)
         self.down = down(config, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        hidden = self.activation(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(self.inner_norm(hidden))
+        out: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
         return out
-
-
-def activation(config: FeedForwardConfig) -> Callable[[Tensor], Tensor]:
-    """Activation of the hidden channels."""
-    return XIELU() if config.activation == "xielu" else ACTIVATIONS[config.activation]
-
-
-def inner_norm(config: FeedForwardConfig) -> nn.Module:
-    """Norm before the last projection, if any."""
-    return norm(config.inner_norm, config.intermediate_size) if config.inner_norm else nn.Identity()
 
 
 def down(config: FeedForwardConfig, width: int) -> nn.Linear:

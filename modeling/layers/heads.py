@@ -22,7 +22,6 @@ from ortolan.modeling.config import (
     FeatureHead,
     FeedForwardConfig,
     GridInput,
-    HeadLayer,
     LanguageModelHead,
     PatchInput,
     Pooling,
@@ -84,21 +83,6 @@ def lengths_to_end(ids_BT: Tensor, lengths: Tensor | None, end: EndToken) -> Ten
         marks_BT = torch.where(slots_T < lengths[:, None], marks_BT, 0)
     # CUDA has no kernel of ArgMax, but nodes of integers may stay on the CPU
     return marks_BT.int().argmax(1) + 1
-
-
-class DenseLayer(nn.Module):
-    """`norm(act(dense(x)))`."""
-
-    def __init__(self, config: HeadLayer, width: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
-        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.norm(self.activation(self.dense(x)))
-        return out
 
 
 class LanguageModel(nn.Module):

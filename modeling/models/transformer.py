@@ -46,7 +46,6 @@ from ortolan.modeling.layers.embeddings import (
 )
 from ortolan.modeling.layers.grid import Grid, GridEmbedding
 from ortolan.modeling.layers.heads import (
-    DenseLayer,
     Embedder,
     LanguageModel,
     encoder_head,
@@ -81,11 +80,6 @@ class DecoderModel(Stack):
         )
         self.joined_states = (
             JoinedStates(config.state_norm, config.hidden_size) if config.state_norm else None
-        )
-        self.head_layer = (
-            DenseLayer(config.head_layer, config.hidden_size)
-            if config.head_layer
-            else nn.Identity()
         )
         self.head: nn.Linear | None = (
             None
@@ -220,7 +214,6 @@ class DecoderModel(Stack):
     def project(self, x_BSE: Tensor) -> Tensor:
         """Logits `(B, S, V)` from the normalized stream, `(B, S, E)`."""
         head = self.embedding if self.head is None else self.head
-        x_BSE = self.head_layer(x_BSE)
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
         logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)

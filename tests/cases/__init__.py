@@ -128,7 +128,7 @@ class Case:
 
     Attributes:
         name: a folder's name.
-        family: its `model_type`, if it shows that a family is exported.
+        family: its `model_type`, if it shows that a type is exported.
         write: writes the checkpoint to a folder. If it returns a module, that is exported. Keyword
             arguments change it, for `refused`.
         inputs: by what is particular about each.

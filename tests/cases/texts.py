@@ -1,11 +1,11 @@
-"""The bare tiny model of every family."""
+"""The bare tiny model of every family, and of types that go through transformers."""
 
 from functools import partial
 from pathlib import Path
 
 from tests.cases import FP32, QUICK, Case, Variant
 from tests.cases.comparison import save_tiny
-from tests.tiny import FAMILY_CONFIGS
+from tests.tiny import CONFIGS
 
 from ortolan.export.options import ExportOptions
 
@@ -19,30 +19,30 @@ MAPS = Variant(
 )
 
 
-def write_family(model_type: str, folder: Path) -> None:
-    """The tiny model of a family, without a tokenizer."""
-    save_tiny(FAMILY_CONFIGS[model_type], folder, spread=SPREADS.get(model_type, 0.2))
+def write_type(model_type: str, folder: Path) -> None:
+    """The tiny model of a type, without a tokenizer."""
+    save_tiny(CONFIGS[model_type], folder, spread=SPREADS.get(model_type, 0.2))
 
 
-def _family(model_type: str, *variants: Variant) -> Case:
+def _type(model_type: str, *variants: Variant) -> Case:
     return Case(
-        name=f"family {model_type}",
+        name=f"type {model_type}",
         family=model_type,
-        write=partial(write_family, model_type),
+        write=partial(write_type, model_type),
         features=frozenset({"compared"}),
         variants=variants or (FP32,),
     )
 
 
 COMMON = {
-    "bert": _family("bert", QUICK, MAPS),
-    "llama": _family("llama", QUICK),
-    "marian": _family("marian", FP32, MAPS),
-    "t5": _family("t5", FP32, MAPS),
-    "vit": _family("vit", FP32, MAPS),
+    "bert": _type("bert", QUICK, MAPS),
+    "llama": _type("llama", QUICK),
+    "marian": _type("marian", FP32, MAPS),
+    "t5": _type("t5", FP32, MAPS),
+    "vit": _type("vit", FP32, MAPS),
 }
 """Families whose tests are in `make test-ci` too."""
 
-OTHERS = tuple(_family(name) for name in FAMILY_CONFIGS if name not in COMMON)
+OTHERS = tuple(_type(name) for name in CONFIGS if name not in COMMON)
 
 FAMILIES = (*COMMON.values(), *OTHERS)

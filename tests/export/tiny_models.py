@@ -118,7 +118,7 @@ def modern() -> DecoderConfig:
     )
     whole = BlockConfig(
         mixer=attention(query_key_norm=RMS, norm_over="all", rotary=NoPositions()),
-        feed_forward=mlp("relu2", inner_norm=RMS),
+        feed_forward=mlp("relu2"),
         norm=RMS,
         placement="inner_post",
     )

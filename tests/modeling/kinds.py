@@ -99,12 +99,9 @@ BLOCKS: dict[str, BlockConfig] = {
     "norm-without-bias": replace(BLOCK, norm=replace(LAYER, bias=False)),
     "norm-without-weight": replace(BLOCK, norm=replace(LAYER, bias=False, scale=False)),
     "rms-without-weight": replace(BLOCK, norm=replace(RMS, scale=False)),
-    "inner-norms": replace(
-        BLOCK,
-        mixer=replace(ATTENTION, out_norm=RMS, clip=0.7),
-        feed_forward=replace(MLP, inner_norm=RMS, bias=False, down_bias=True),
-    ),
-    "gated-inner-norm": with_mlp(kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
+    "clipped": with_attention(clip=0.7),
+    "biased-last": with_mlp(bias=False, down_bias=True),
+    "gated-unbiased-last": with_mlp(kind="gated", activation="silu", down_bias=False),
     "sinks": with_attention(sinks=True),
     **{
         f"query-key-norm-{name}": with_attention(num_kv_heads=2, query_key_norm=kind, **fields)
@@ -117,7 +114,6 @@ BLOCKS: dict[str, BlockConfig] = {
             ("weightless", replace(RMS, scale=False), {"norm_after_rotary": True}),
         )
     },
-    "xielu": with_mlp(activation="xielu"),
     "gelu-tanh": with_mlp(activation="gelu_tanh"),
 }
 
@@ -152,7 +148,6 @@ def cross_of(block: BlockConfig) -> AttentionConfig:
         rotary=None,
         query_key_norm=None,
         clip=None,
-        out_norm=None,
         sinks=False,
     )
 

@@ -41,16 +41,6 @@ SEQ2SEQ = {
     "decoder_ffn_dim": 64,
 }
 
-OPT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "ffn_dim": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-    "word_embed_proj_dim": 16,
-}
-
 VIT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -68,7 +58,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "LlamaForQuestionAnswering": SIZES,
     "BertForMultipleChoice": SIZES,
     "BertForNextSentencePrediction": SIZES,
-    "OPTForCausalLM": OPT,
     "StableLmForCausalLM": SIZES | {"qk_layernorm": True},
 }
 """Configs of checkpoints that cannot be exported, by the class that saved them."""

@@ -50,7 +50,7 @@ WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bia
 
 LATENT = LatentConfig(query_rank=10, rank=12, rotated=16, norm=kinds.RMS)
 
-INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
+UNBIASED_LAST = replace(kinds.MLP, down_bias=False, activation="relu2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ KINDS = {
         [
             (replace(wide(sinks=True), placement="inner_post", norm=kinds.RMS), FUSED),
             (replace(wide(), placement="sandwich", norm=WEIGHTLESS, residual_scale=0.3), FUSED),
-            (replace(wide(out_norm=kinds.RMS), feed_forward=INNER_NORM), FUSED),
+            (replace(wide(), feed_forward=UNBIASED_LAST), FUSED),
             (replace(wide(), attention_norm=False, norm=BIASLESS), FUSED),
             (replace(wide(value_dim=3, sinks=True), norm=replace(BIASLESS, scale=False)), PLAIN),
         ],

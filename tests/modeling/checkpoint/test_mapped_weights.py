@@ -19,8 +19,8 @@ from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
 from ortolan.modeling.weights import Rows, Table, Target, module_weights, published_pieces
 
 FAMILIES = (
-    *("gpt_neox", "bloom", "falcon", "codegen", "gpt2", "phi3", "gemma", "qwen3_5_text", "opt"),
-    *("mixtral", "gpt_oss", "granitemoe", "recurrent_gemma", "mamba2", "minicpm3"),
+    *("gpt_neox", "bloom", "falcon", "codegen", "gpt2", "phi3", "gemma", "qwen3_5_text"),
+    *("mixtral", "gpt_oss", "granitemoe", "recurrent_gemma", "mamba2", "deepseek_v3"),
 )
 """Decoders that together have every layout of tensors."""
 

@@ -32,10 +32,6 @@ GPT = EncoderCase("GPT2LMHeadModel", GPT2)
 UNTIED_GPT = EncoderCase("GPT2LMHeadModel", GPT2 | {"tie_word_embeddings": False})
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTRAL = EncoderCase("MixtralForCausalLM", LLAMA | EXPERTS)
-BIOGPT = EncoderCase(
-    "BioGptForCausalLM",
-    {k: v for k, v in LLAMA.items() if "key_value" not in k} | {"model_type": "biogpt"},
-)
 LLAVA = EncoderCase(
     "LlavaForConditionalGeneration",
     {
@@ -116,8 +112,6 @@ COMPUTED = {
         TIED_LLM, ["q_proj", "embed_tokens"], {"ensure_weight_tying": True}
     ),
     "scaled embedding, tied": Case(GEMMA, ["q_proj", "embed_tokens"]),
-    "head by another name, tied": Case(BIOGPT, ["q_proj", "output_projection"]),
-    "embedding of a head by another name": Case(BIOGPT, ["embed_tokens"]),
     "language model of LLaVA, tied": Case(LLAVA, r".*language_model.*(q_proj|embed_tokens)"),
     "classifier": Case(CLASSIFIER, ["query", "value"], {"task_type": "SEQ_CLS"}, quick=True),
     "embedding of a classifier": Case(CLASSIFIER, ["word_embeddings"]),

@@ -176,7 +176,7 @@ VALUES: dict[str, list[Changes]] = {
         {"norm_topk_prob": True},
     ],
     "glm4_moe_lite": [{"mlp_layer_types": ["dense", "other"]}],
-    "youtu": [{"num_key_value_heads": 1}, {"kv_lora_rank": None}],
+    "deepseek_v3": [{"num_key_value_heads": 1}, {"kv_lora_rank": None}],
     # transformers would not cap the scores.
     "gemma-3-1b": [{"attn_logit_softcapping": 50.0}],
     "c4ai-command-r7b": [
@@ -184,7 +184,6 @@ VALUES: dict[str, list[Changes]] = {
         {"use_parallel_block": False},
         {"use_gated_activation": False},
     ],
-    "opt-125m": [{"word_embed_proj_dim": 512}],
     "gpt-neo-125m": [
         NEO_TYPES | {"attention_types": [[["global"], 3]]},
         NEO_TYPES | {"attention_types": [[["sparse"], 12]]},
@@ -202,7 +201,6 @@ VALUES: dict[str, list[Changes]] = {
         {"attn_config": {"alibi_bias_max": 16}},
         {"attn_config": {"kv_n_heads": 8}},
     ],
-    "apertus-8b": [{"hidden_act": "silu"}, {"rope_scaling": None}],
     "stablelm-2-1_6b": [{"qk_layernorm": True}],
     "bert-base-uncased": [
         {"architectures": None},

@@ -221,8 +221,6 @@ def read(name: str, **changes: Any) -> Any:
 def test_of_two_keys_for_the_same_the_one_is_read_that_transformers_reads() -> None:
     layers = read("gpt_neo", attention_layers=["local", "global"]).blocks
     assert [block.attention.sliding_window is None for block in layers] == [False, True]
-    local = read("modernbert-decoder", local_attention=14, sliding_window=5)
-    assert {block.attention.sliding_window for block in local.blocks} == {5, None}
     gemma = read("recurrent_gemma", attention_window_size=9, sliding_window=6)
     windows = {getattr(block.mixer, "sliding_window", None) for block in gemma.blocks}
     assert windows == {6, None}

@@ -33,6 +33,7 @@ from transformers.modeling_layers import MtpModel
 
 from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
+from ortolan.modeling.families import FAMILIES
 from ortolan.modeling.layers.cache import StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
@@ -58,7 +59,11 @@ class Case:
     attention: str = "eager"
 
 
-DECODERS = CLASSICS | MODERN | MIXTURES | HYBRIDS
+DECODERS = {
+    name: values
+    for name, values in (CLASSICS | MODERN | MIXTURES | HYBRIDS).items()
+    if name in FAMILIES
+}
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parents[2] / "data" / "decoder_options.json").read_text()

@@ -12,7 +12,7 @@ from tests.modeling.tiny_models import (
     reference_logits,
     reference_model,
 )
-from tests.tiny.modern import YOUTU
+from tests.tiny.modern import DEEPSEEK_V3
 
 from ortolan.modeling import load
 from ortolan.modeling.checkpoint.folder import config_from_hf
@@ -84,7 +84,7 @@ def test_texts_of_a_context_are_those_of_transformers(
 def test_scores_are_warmer_where_positions_are_scaled() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     plain, warm = (
-        config_from_hf(YOUTU | {"rope_scaling": rope}).blocks[0].attention.scale
+        config_from_hf(DEEPSEEK_V3 | {"rope_scaling": rope}).blocks[0].attention.scale
         for rope in (None, scaling)
     )
     # Peng et al. 2023: 0.1 ln(factor) + 1, for queries and for keys.

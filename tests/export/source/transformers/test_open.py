@@ -218,10 +218,11 @@ def test_a_checkpoint_that_cannot_be_opened_is_refused(
     assert without_versions(text) == snapshot
 
 
-def test_an_unknown_type_is_refused_with_the_package_that_may_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+@pytest.mark.parametrize("model_type", ["nobody", "olmo3"])
+def test_a_type_without_a_family_is_refused_with_the_package_that_reads_it(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    saved(tmp_path, "llama", model_type="nobody")
+    saved(tmp_path, "llama", model_type=model_type)
     monkeypatch.setattr("ortolan.export.source.is_installed", lambda: False)
     assert without_versions(refusal(lambda: opened(tmp_path), tmp_path)) == snapshot
 
