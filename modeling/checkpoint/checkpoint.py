@@ -19,10 +19,9 @@ from ortolan.modeling.checkpoint.adapter_config import CONFIG as ADAPTER_CONFIG
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.contrast import kind_of
 from ortolan.modeling.checkpoint.file_tensors import FileTensors
-from ortolan.modeling.checkpoint.gguf.config import hf_values
-from ortolan.modeling.checkpoint.gguf.file import derived_files
-from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
+from ortolan.modeling.checkpoint.gguf.config import architecture_of, derived_files, hf_values
 from ortolan.modeling.checkpoint.gguf.header import read_header
+from ortolan.modeling.checkpoint.gguf.tensors import read_tensors
 from ortolan.modeling.checkpoint.json_file import read_json
 from ortolan.modeling.checkpoint.media_tower import media_tower
 from ortolan.modeling.checkpoint.packed.unpacked import unpacked
@@ -224,7 +223,7 @@ def _open_gguf(file: Path) -> Checkpoint:
     checkpoint = Checkpoint(
         values=values,
         folder=folder,
-        open_tensors=partial(gguf_tensors, header, values),
+        open_tensors=partial(read_tensors, header, architecture_of(header)),
         derived=derived_files(header, values),
     )
     for name in (CONFIG, GENERATION):

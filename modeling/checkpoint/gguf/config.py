@@ -1,7 +1,8 @@
-"""The Hugging Face config equivalent to the metadata of a GGUF file."""
+"""The files of a Hugging Face folder that are equivalent to the metadata of a GGUF file."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ortolan.modeling.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from ortolan.modeling.checkpoint.gguf.header import ARCHITECTURE, Header, Value
 from ortolan.modeling.checkpoint.gguf.tensors import FACTOR_TENSORS, read_stored
+from ortolan.modeling.checkpoint.gguf.tokenizer import tokenizer_json
 from ortolan.modeling.config import Llama3Scaling, RotaryPositions
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.layers.positions import rotary_frequencies
@@ -66,6 +68,21 @@ def architecture_of(header: Header) -> Architecture:
     return architecture
 
 
+def derived_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:
+    """Files next to the weights, for a config with some values; generated on demand."""
+    metadata = header.metadata
+    files = {
+        "config.json": lambda: json.dumps(values),
+        "generation_config.json": lambda: json.dumps(_special_ids(metadata)),
+    }
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        files["chat_template.jinja"] = lambda: template
+    if metadata.get("tokenizer.ggml.model", "none") != "none":
+        files["tokenizer.json"] = lambda: tokenizer_json(header)
+    return files
+
+
 def hf_values(header: Header) -> dict[str, object]:
     """Values of the config.json equivalent to a file's metadata."""
     architecture = architecture_of(header)
@@ -84,7 +101,7 @@ def hf_values(header: Header) -> dict[str, object]:
         "model_type": architecture.model_type,
         "vocab_size": header.tensors[VOCABULARY].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        **special_ids(header.metadata),
+        **_special_ids(header.metadata),
         **architecture.implied,
     }
     for key, value in own.items():
@@ -128,7 +145,7 @@ def _below(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
+def _special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
     """Special token ids, under the keys of a config."""
     ids_by_name: dict[str, object] = {}
     for name, keys in SPECIAL_IDS.items():

@@ -71,6 +71,13 @@ class Header:
         name = self.metadata.get(ARCHITECTURE)
         return name if isinstance(name, str) else ""
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Number of query heads, and of key/value heads; 0 if no key states them."""
+        queries = self.metadata.get(f"{self.architecture}.attention.head_count")
+        keys = self.metadata.get(f"{self.architecture}.attention.head_count_kv", queries)
+        return queries if isinstance(queries, int) else 0, keys if isinstance(keys, int) else 0
+
 
 def read_header(path: Path) -> Header:
     """Read the header of a file, and check that the file holds all of its tensors."""
