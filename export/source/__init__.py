@@ -18,7 +18,7 @@ from ortolan.export.source.architecture import (
     check_known_task,
 )
 from ortolan.export.source.contrast import keys_of_images, with_texts
-from ortolan.export.source.family import open_family, open_model, sized
+from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
@@ -125,7 +125,7 @@ def _open_family(
         return open_recurrent(
             config, keys, checkpoint, tokenizer=tokenizer, max_context=max_context
         )
-    config, has_texts = sized(config, checkpoint.folder), checkpoint.texts is not None
+    has_texts = checkpoint.texts is not None
     model = open_family(
         config,
         keys,

@@ -4,18 +4,20 @@ The keys are those of Hugging Face's WhisperFeatureExtractor and Wav2Vec2Feature
 ones have their defaults, but for the sizes of a spectrogram, which config.json has too.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.preprocessing import PREPROCESSOR, processor_keys
+from ortolan.export.source.side_file import PREPROCESSOR, processor_keys
 from ortolan.modeling.config import AudioInput, ChunkedAudioInput, WaveInput
 from ortolan.modeling.config.inputs import CHUNK_STRIDE
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.limits import MAX_AUDIO_SECONDS
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 INERT = frozenset(
     {
@@ -54,26 +56,17 @@ class Extractor(msgspec.Struct, frozen=True, kw_only=True):
 
 def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
     """The input of an encoder of speech."""
-    values = {} if folder is None else processor_keys(folder, "feature_extractor")
-    _check_off(values)
-    known = (*INERT, *DERIVED, *OFF, *Extractor.__struct_fields__)
-    _check_keys(values, known, "WhisperFeatureExtractor")
-    try:
-        extractor = msgspec.convert(values, Extractor)
-        source = msgspec.convert(
-            {
-                "kind": "audio",
-                "rate": extractor.sampling_rate,
-                "window": extractor.n_fft,
-                "hop": extractor.hop_length,
-                "bins": extractor.bins(config),
-                "frames": extractor.frames(config),
-                "vectors": config.length,
-            },
-            AudioSource,
-        )
-    except msgspec.ValidationError as error:
-        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
+    extractor = _read(Extractor, folder, "WhisperFeatureExtractor", *DERIVED, off=OFF)
+    source = _converted(
+        AudioSource,
+        kind="audio",
+        rate=extractor.sampling_rate,
+        window=extractor.n_fft,
+        hop=extractor.hop_length,
+        bins=extractor.bins(config),
+        frames=extractor.frames(config),
+        vectors=config.length,
+    )
     if (source.bins, source.frames) != (config.bins, config.frames):
         raise OptionError(
             f"{PREPROCESSOR}: expected {config.bins} mel bins and {config.frames} frames, as in "
@@ -84,48 +77,39 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
 
 
 class ChunkExtractor(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that are read."""
+    """The keys that are read; None for what config.json says."""
 
-    feature_size: int = 128
+    feature_size: int | None = None
     sampling_rate: int = 16_000
     hop_length: int = 160
     n_fft: int = 400
-    n_window: int = 50
+    n_window: int | None = None
     min_length: int = 8000
 
 
 def chunked_source(config: ChunkedAudioInput, folder: Path | None) -> ChunkedSource:
     """The input of an encoder of speech in chunks."""
-    values = {} if folder is None else processor_keys(folder, "feature_extractor")
-    _check_off(values)
     # No sound is padded to a length.
-    known = (*INERT, *DERIVED, *OFF, "chunk_length", *ChunkExtractor.__struct_fields__)
-    _check_keys(values, known, "Qwen3ASRFeatureExtractor")
-    try:
-        extractor = msgspec.convert(
-            {"feature_size": config.bins, "n_window": config.chunk // 2, **values}, ChunkExtractor
-        )
-        source = msgspec.convert(
-            {
-                "kind": "chunks",
-                "rate": extractor.sampling_rate,
-                "window": extractor.n_fft,
-                "hop": extractor.hop_length,
-                "bins": extractor.feature_size,
-                "frames": config.frames,
-                "chunk": config.chunk,
-                "stride": CHUNK_STRIDE,
-                "shortest": extractor.min_length,
-            },
-            ChunkedSource,
-        )
-    except msgspec.ValidationError as error:
-        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
-    if (source.bins, 2 * extractor.n_window) != (config.bins, config.chunk):
+    further = (*DERIVED, "chunk_length")
+    extractor = _read(ChunkExtractor, folder, "Qwen3ASRFeatureExtractor", *further, off=OFF)
+    bins = config.bins if extractor.feature_size is None else extractor.feature_size
+    chunk = config.chunk if extractor.n_window is None else 2 * extractor.n_window
+    source = _converted(
+        ChunkedSource,
+        kind="chunks",
+        rate=extractor.sampling_rate,
+        window=extractor.n_fft,
+        hop=extractor.hop_length,
+        bins=bins,
+        frames=config.frames,
+        chunk=config.chunk,
+        stride=CHUNK_STRIDE,
+        shortest=extractor.min_length,
+    )
+    if (bins, chunk) != (config.bins, config.chunk):
         raise OptionError(
             f"{PREPROCESSOR}: expected {config.bins} mel bins and chunks of {config.chunk} frames, "
-            f"as in config.json, got {source.bins} and {2 * extractor.n_window}. Correct "
-            "feature_size or n_window."
+            f"as in config.json, got {bins} and {chunk}. Correct feature_size or n_window."
         )
     return source
 
@@ -140,25 +124,17 @@ class WaveExtractor(msgspec.Struct, frozen=True, kw_only=True):
 
 def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> WaveSource:
     """The input of an encoder of waves."""
-    values = {} if folder is None else processor_keys(folder, "feature_extractor")
     # No wave is padded.
-    known = (*INERT, "padding_value", *WaveExtractor.__struct_fields__)
-    _check_keys(values, known, "Wav2Vec2FeatureExtractor")
-    try:
-        extractor = msgspec.convert(values, WaveExtractor)
-        source = msgspec.convert(
-            {
-                "kind": "wave",
-                "rate": extractor.sampling_rate,
-                "window": config.window,
-                "hop": config.hop,
-                "vectors": vectors,
-                "normalized": extractor.do_normalize,
-            },
-            WaveSource,
-        )
-    except msgspec.ValidationError as error:
-        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
+    extractor = _read(WaveExtractor, folder, "Wav2Vec2FeatureExtractor", "padding_value")
+    source = _converted(
+        WaveSource,
+        kind="wave",
+        rate=extractor.sampling_rate,
+        window=config.window,
+        hop=config.hop,
+        vectors=vectors,
+        normalized=extractor.do_normalize,
+    )
     if source.length(source.samples) < 1:
         raise OptionError(
             f"max_context must be at least {-(-config.window // config.hop)}, since a vector is "
@@ -172,19 +148,36 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
     return source
 
 
-def _check_off(values: Mapping[str, object]) -> None:
-    for key in OFF:
+def _read(
+    kind: type[T], folder: Path | None, extractor: str, *others: str, off: Sequence[str] = ()
+) -> T:
+    """The keys of a feature extractor.
+
+    Args:
+        kind: the keys that are read.
+        folder: of the checkpoint; None for the defaults.
+        extractor: class of transformers, for messages.
+        others: keys that change nothing.
+        off: steps that a bundle does not do, and so must be off.
+    """
+    values = {} if folder is None else processor_keys(folder, "feature_extractor")
+    for key in off:
         if values.get(key):
             raise OptionError(
                 f"{PREPROCESSOR}: expected {key} 0 or false, got {values[key]!r:.40}. This "
                 "processor cannot be reproduced."
             )
-
-
-def _check_keys(values: Mapping[str, object], known: Collection[str], extractor: str) -> None:
-    unknown = sorted(values.keys() - set(known))
+    unknown = values.keys() - {*INERT, *off, *others, *kind.__struct_fields__}
     if unknown:
         raise OptionError(
-            f"{PREPROCESSOR}: expected keys of {extractor}, got {', '.join(unknown)[:200]}. Remove "
-            "those that change nothing."
+            f"{PREPROCESSOR}: expected keys of {extractor}, got "
+            f"{', '.join(sorted(unknown))[:200]}. Remove those that change nothing."
         )
+    return _converted(kind, **values)
+
+
+def _converted(to: type[T], /, **values: object) -> T:
+    try:
+        return msgspec.convert(values, to)
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error

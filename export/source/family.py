@@ -18,22 +18,23 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Companion, Exportable, Origin
-from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
 from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer_of
 from ortolan.export.source.context import context_notes
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.forward import cached, forward_of
+from ortolan.export.source.image_processor import Processor, read_processor
+from ortolan.export.source.interface import output_of, source_of
 from ortolan.export.source.padding import padding_id
 from ortolan.export.source.patches import patch_source, size_notes
-from ortolan.export.source.preprocessing import image_source, processed_size
+from ortolan.export.source.preprocessing import processed_size
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
 from ortolan.export.source.token_types import has_types
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
-from ortolan.export.trace.encoder import token_types, trace_encoder
+from ortolan.export.trace.encoder import trace_encoder
 from ortolan.export.trace.encoder_decoder import (
     source_states,
     trace_source_encoder,
@@ -48,21 +49,17 @@ from ortolan.modeling.checkpoint.folder import (
     open_weights,
     read_config_and_keys,
 )
-from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
+from ortolan.modeling.checkpoint.sentence_head import max_tokens
 from ortolan.modeling.checkpoint.text_tower import FEATURE_ATTENTION, FEATURE_TOKEN
 from ortolan.modeling.config import (
-    AudioInput,
     ChunkedAudioInput,
-    ClassifierHead,
     CtcHead,
     DecoderConfig,
-    EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
     FeatureAttention,
     FeatureHead,
     GridInput,
-    LanguageModelHead,
     ModelConfig,
     PatchInput,
     StackConfig,
@@ -74,11 +71,10 @@ from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import Weights, module_weights
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
-from ortolan.runtime.bundle.manifest import Graph, Output, Source, Speech, State, StateType, Tokens
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.manifest import Graph, Source, Speech, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import SOUND, VISION, Features
 from ortolan.runtime.bundle.sound_sources import ChunkedSource
-from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 C = TypeVar("C", bound=ModelConfig)
@@ -107,7 +103,10 @@ def open_model(
     # Nothing says how many vectors the encoder of a live module gives.
     config = replace(model.config, feature_token_id=None)
     origin = Origin(model_type=config.model_type, sha256=cache(partial(module_sha256, model)))
-    return _describe(config, max_context, origin, module_weights(model), tokenizer=tokenizer)
+    processor = _processor(config, None)
+    return _describe(
+        config, max_context, origin, module_weights(model), processor, tokenizer=tokenizer
+    )
 
 
 def open_family(
@@ -118,24 +117,35 @@ def open_family(
     tokenizer: str | Path | None,
     max_context: int | None,
 ) -> Exportable:
-    """Open a checkpoint of a family, with the encoder of images or sounds that its decoder reads.
+    """Open a checkpoint of a family, with the encoder of the media that its decoder reads."""
+    processor = _processor(config, checkpoint.folder)
+    config = _sized(config, processor)
+    model = _open(config, keys, checkpoint, processor, tokenizer=tokenizer, max_context=max_context)
+    if checkpoint.media is None:
+        return model
+    return _reading(model, config, checkpoint.media, checkpoint.values)
 
-    The config is `sized`.
-    """
-    context = _max_tokens(config, checkpoint.folder) if max_context is None else max_context
+
+def _open(
+    config: ModelConfig,
+    keys: ConfigKeys,
+    checkpoint: Checkpoint,
+    processor: Processor | None,
+    *,
+    tokenizer: str | Path | None = None,
+    max_context: int | None = None,
+) -> Exportable:
     module = empty_model(config)
-    model = _describe(
+    return _describe(
         config,
-        context,
+        _max_tokens(config, checkpoint.folder) if max_context is None else max_context,
         Origin.of_checkpoint(checkpoint, config.model_type, keys),
         open_weights(checkpoint, config, module),
+        processor,
         module=module,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
     )
-    if checkpoint.media is None:
-        return model
-    return _reading(model, config, checkpoint.media, checkpoint.values)
 
 
 def _reading(
@@ -143,7 +153,8 @@ def _reading(
 ) -> Exportable:
     """A decoder with the encoder of the images or sounds that it reads."""
     config, keys = read_config_and_keys(tower, EncoderConfig)
-    config, token = sized(config, tower.folder), values[FEATURE_TOKEN]
+    processor = _processor(config, tower.folder)
+    config, token = _sized(config, processor), values[FEATURE_TOKEN]
     if not isinstance(config.head, FeatureHead) or not isinstance(token, int):
         raise TypeError("expected an encoder of vectors for a decoder")
     features = Features(
@@ -151,29 +162,40 @@ def _reading(
         size=config.head.width,
         vectors=config.vectors,
         encoder=UNBUILT,
-        tiles=tiles_of(config, tower.folder),
+        tiles=tiles_of(config, processor, tower.folder),
         wrapping=WRAPPINGS.get(config.model_type),
         attention=cast(FeatureAttention, values.get(FEATURE_ATTENTION, "causal")),
         positions="grid" if isinstance(text, DecoderConfig) and text.has_axes else "sequence",
     )
-    encoder = open_family(config, keys, tower, tokenizer=None, max_context=None)
+    encoder = _open(config, keys, tower, processor)
     return replace(
         model,
         features=features,
         parts={SOUND if isinstance(encoder.source, ChunkedSource) else VISION: encoder},
         dictation=DICTATIONS.get(config.model_type),
-        notes=(*size_notes(config, tower.folder), *model.notes),
+        notes=(*size_notes(config, processor), *model.notes),
     )
 
 
-def sized(config: C, folder: Path) -> C:
+def _processor(config: ModelConfig, folder: Path | None) -> Processor | None:
+    """The image processor of an encoder of images."""
+    encoder = config.encoder if isinstance(config, EncoderDecoderConfig) else config
+    match encoder:
+        case EncoderConfig(input=PatchInput() | GridInput() as source):
+            return read_processor(source, folder, config.model_type)
+        case _:
+            return None
+
+
+def _sized(config: C, processor: Processor | None) -> C:
     """An encoder of images of the size, or with the most patches, of its image processor."""
-    match config:
-        case EncoderConfig(input=GridInput()):
-            return replace(config, context_length=patch_source(config, folder).patches)
-        case EncoderConfig(input=PatchInput() as patches, is_resizable=True):
-            size = processed_size(patches, folder, config.model_type)
-            return config if size is None else config.resized(*size)
+    match config, processor:
+        case EncoderConfig(input=GridInput()) as encoder, Processor():
+            patches = patch_source(encoder, processor).patches
+            return replace(config, context_length=patches)
+        case EncoderConfig(input=PatchInput(), is_resizable=True) as encoder, Processor():
+            size = processed_size(processor)
+            return config if size is None else cast(C, encoder.resized(*size))
         case _:
             return config
 
@@ -200,6 +222,7 @@ def _describe(
     max_context: int | None,
     origin: Origin,
     weights: Weights,
+    processor: Processor | None,
     *,
     tokenizer: str | Path | None,
     checkpoint: Checkpoint | None = None,
@@ -215,7 +238,7 @@ def _describe(
     sides = sides_of(limited)
     padding = _padding(config, library, files)
     symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
-    source = _source(sides, folder, config.model_type, padding=padding)
+    source = source_of(sides, folder, processor, padding=padding)
     speech = speech_tokens(folder, source, vocab_size=sides.vocab_size)
     computed = _computed(sides)
     module = empty_model(limited) if module is None or limited != config else module
@@ -243,7 +266,7 @@ def _describe(
         else Tokens(pad=symbols.blank),
         tokenizer=library,
         source=source,
-        output=_output(sides.encoder, symbols.texts)
+        output=output_of(sides.encoder, symbols.texts)
         if sides.encoder and not sides.decoder
         else None,
         cached=partial(cached, module) if isinstance(module, DecoderModel) else None,
@@ -355,68 +378,5 @@ def _typed(config: C, folder: Path | None) -> C:
     return config
 
 
-def _source(
-    sides: Sides, folder: Path | None, model_type: str, *, padding: int | None
-) -> Source | None:
-    if sides.encoder is None:
-        return None
-    match sides.encoder.input:
-        case PatchInput() as patches:
-            return image_source(patches, folder, model_type)
-        case GridInput():
-            return patch_source(sides.encoder, folder)
-        case AudioInput() as spectrogram:
-            return audio_source(spectrogram, folder)
-        case ChunkedAudioInput() as chunked:
-            return chunked_source(chunked, folder)
-        case WaveInput() as wave:
-            return wave_source(wave, folder, vectors=sides.encoder.context_length)
-    own = sides.source_vocab_size
-    is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
-    prompts = read_prompts(folder) if folder and is_embedding else Prompts()
-    return TextSource(
-        max_tokens=sides.encoder.context_length,
-        vocab_size=None if own == sides.vocab_size else own,
-        prompts=prompts.texts,
-        default_prompt=prompts.default,
-        pairs=_reads_pairs(sides.encoder),
-        types=token_types(sides.encoder),
-        padding=padding,
-    )
-
-
-def _reads_pairs(encoder: EncoderConfig) -> bool:
-    """Whether it classifies texts without regard to token types."""
-    is_for_pairs = isinstance(encoder.head, ClassifierHead) and encoder.head.reads_pairs
-    return is_for_pairs and isinstance(encoder.input, TokenInput) and token_types(encoder) <= 1
-
-
 def _has_symbols(sides: Sides) -> bool:
     return sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)
-
-
-def _output(encoder: EncoderConfig, symbols: tuple[str, ...]) -> Output:
-    match encoder.head:
-        case CtcHead(size=size):
-            return Output(kind="ctc", size=size, labels=symbols)
-        case ClassifierHead(labels=labels) as head:
-            return Output(kind=_kind(head), size=len(labels), labels=labels)
-        case LanguageModelHead():
-            return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
-        case EmbeddingHead() as head:
-            return Output(kind="embedding", size=head.width(encoder.hidden_size))
-        case FeatureHead() as head:
-            return Output(kind="states", size=head.width)
-        case _:
-            return Output(kind="states", size=encoder.hidden_size)
-
-
-def _kind(head: ClassifierHead) -> str:
-    """The kind of output with the head's function; the softmax of one label is a sigmoid."""
-    by_token = head.pooling is None
-    function = "softmax" if (len(head.labels), head.scores) == (1, "sigmoid") else head.scores
-    return next(
-        kind.name
-        for kind in OUTPUTS.values()
-        if (kind.scores, kind.by_token) == (function, by_token)
-    )

@@ -1,11 +1,16 @@
 """JSON files beside a checkpoint's weights, which say more than its config."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ortolan.export.errors import OptionError
+
+PREPROCESSOR = "preprocessor_config.json"
+
+PROCESSOR = "processor_config.json"
+"""Newer file, whose parts are under their names, such as `image_processor`."""
 
 MAX_BYTES = 64 << 20
 """Largest file that is read; one that lists a large vocabulary has about 20 MB."""
@@ -29,3 +34,10 @@ def read_side(path: Path, kind: type[T]) -> T:
         raise OptionError(
             f"{path}: cannot be read: {str(error)[:200]}. Correct it, or copy it again."
         ) from error
+
+
+def processor_keys(folder: Path, part: str) -> Keys:
+    """The keys of one part of a processor; none without a file."""
+    nested = read_side(folder / PROCESSOR, dict[str, Any]).get(part)
+    own: Keys | None = nested if isinstance(nested, dict) else None
+    return read_side(folder / PREPROCESSOR, Keys) if own is None else own

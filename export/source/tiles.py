@@ -4,14 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.patches import patch_source, read_patch_processor
-from ortolan.export.source.preprocessing import (
-    PREPROCESSOR,
-    Processor,
-    longest_edge,
-    read_processor,
-    reads_image_tokens,
-)
+from ortolan.export.source.image_processor import Processor, longest_edge
+from ortolan.export.source.patches import patch_source
+from ortolan.export.source.side_file import PREPROCESSOR, PROCESSOR, Keys, read_side
 from ortolan.modeling.config import EncoderConfig, GridInput, PatchInput
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles, Wrapping
@@ -60,13 +55,15 @@ ALWAYS_CUT = frozenset({"internvl"})
 """Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
 
 
-def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | None:
+def tiles_of(
+    config: EncoderConfig, processor: Processor | None, folder: Path | None
+) -> Tiles | None:
     """How the images of an encoder are cut; `None` if it reads each as a whole, or sounds."""
-    if isinstance(config.input, GridInput):
-        return _oversized(config, folder)
-    if not isinstance(config.input, PatchInput):
+    if processor is None or not isinstance(config.input, PatchInput | GridInput):
         return None
-    cut = tiles(config.input, folder, config.model_type)
+    if isinstance(config.input, GridInput):
+        return _oversized(config, processor, folder)
+    cut = tiles(processor, config.model_type)
     if cut is None:
         return None
     if isinstance(cut.grid, LongestSide):
@@ -82,12 +79,11 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | None:
     return cut
 
 
-def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | None:
+def _oversized(config: EncoderConfig, processor: Processor, folder: Path | None) -> Tiles | None:
     """How images are cut for an encoder that keeps their proportions."""
-    processor = read_patch_processor(config, folder)
     if processor.max_pixels_tolerance is None or processor.max_image_tokens is None:
         return None
-    source = patch_source(config, folder)
+    source = patch_source(config, processor)
     side, least, most = processor.tile_size, processor.min_tiles, processor.max_tiles
     if side is None or least is None or most is None or not processor.use_thumbnail:
         raise _error("use_thumbnail must be true, as a model with tiles reads the whole image too")
@@ -103,14 +99,14 @@ def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | None:
             "max_tiles"
         )
     pixels = int(processor.max_image_tokens * source.square**2 * processor.max_pixels_tolerance)
-    texts = LFM2_VL if folder is None or reads_image_tokens(folder) else {}
+    settings = {} if folder is None else read_side(folder / PROCESSOR, Keys)
+    texts = {} if settings.get("use_image_special_tokens") is False else LFM2_VL
     grid = Oversized(pixels=pixels, tile=side, least=least, most=most)
-    return Tiles(grid=grid, split=processor.cuts, **texts)
+    return Tiles(grid=grid, split=bool(processor.cuts), **texts)
 
 
-def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
+def tiles(processor: Processor, model_type: str) -> Tiles | None:
     """How images are cut into tiles; None for a model that reads no tiles."""
-    processor = read_processor(config, folder, model_type)
     grid, texts = _grid(processor), TILE_TEXTS.get(model_type)
     if texts is None:
         return None

@@ -20,11 +20,12 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
-from ortolan.export.source.patches import PROCESSORS, patch_source
+from ortolan.export.source.image_processor import PROPORTIONAL, Processor, read_processor
+from ortolan.export.source.patches import patch_source
 from ortolan.export.source.tiles import tiles_of
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
-from ortolan.modeling.config import EncoderConfig
+from ortolan.modeling.config import EncoderConfig, GridInput
 from ortolan.runtime import InputError, TokenizerError, load
 from ortolan.runtime.bundle.image_sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.bundle.parts import ClosestShape, Oversized, Tiles
@@ -45,9 +46,15 @@ def encoder_of(folder: Path) -> tuple[PatchSource, Tiles]:
     tower = open_checkpoint(folder).media
     assert tower is not None
     config = read_config(tower, EncoderConfig)
-    found = tiles_of(config, folder)
+    processor = processor_of(config, folder)
+    found = tiles_of(config, processor, folder)
     assert isinstance(found, Tiles)
-    return patch_source(config, folder), found
+    return patch_source(config, processor), found
+
+
+def processor_of(config: EncoderConfig, folder: Path) -> Processor:
+    assert isinstance(config.input, GridInput)
+    return read_processor(config.input, folder, config.model_type)
 
 
 def patches_of(pixels_CHW: NDArray[np.float32], size: int) -> NDArray[np.float32]:
@@ -173,12 +180,14 @@ def test_other_processors_are_refused(tmp_path: Path, snapshot: SnapshotAssertio
     own, found = json.loads(file.read_text()), {}
     for name, keys in OTHER_PROCESSORS.items():
         file.write_text(json.dumps(own | keys))
-        found[name] = refusal(lambda: patch_source(config, tmp_path), tmp_path)
+        found[name] = refusal(
+            lambda: patch_source(config, processor_of(config, tmp_path)), tmp_path
+        )
     assert found == snapshot
 
 
 def test_defaults_are_those_of_the_class() -> None:
-    theirs, ours = image_processor("siglip2")(), PROCESSORS["Siglip2"]
+    theirs, ours = image_processor("siglip2")(), PROPORTIONAL["Siglip2"]
     assert (theirs.patch_size, theirs.max_num_patches) == (ours.patch_size, ours.max_num_patches)
     assert theirs.resample == ours.resample
     assert not theirs.do_convert_rgb

@@ -19,17 +19,18 @@ from tests.export import tiny_dinov3
 from tests.tiny.encoders import QWEN3_VL
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from ortolan.export.source import patches
-from ortolan.export.source.patches import MOST_PATCHES, patch_source, size_notes
-from ortolan.export.source.preprocessing import (
-    PREPROCESSOR,
-    PROCESSOR,
+from ortolan.export.source.image_processor import (
     PROCESSOR_OF,
     PROCESSORS,
-    image_source,
+    PROPORTIONAL,
+    Processor,
+    read_processor,
 )
+from ortolan.export.source.patches import MOST_PATCHES, patch_source, size_notes
+from ortolan.export.source.preprocessing import image_source
+from ortolan.export.source.side_file import PREPROCESSOR, PROCESSOR
 from ortolan.export.source.tiles import tiles
-from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.modeling.config import EncoderConfig, GridInput, PatchInput
 from ortolan.modeling.families import family_of
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource, WholeSquares
@@ -146,7 +147,7 @@ def test_files_become_the_pixels_of_transformers(
     name, values = CASES[case]
     theirs = processor_class(name)(**values)
     theirs.save_pretrained(str(tmp_path))
-    source = image_source(IMAGES, tmp_path, "vit")
+    source = image_source(IMAGES, read_processor(IMAGES, tmp_path, "vit"))
     for path in readable(case, files):
         image = ImageOps.exif_transpose(Image.open(path))
         if not theirs.do_convert_rgb:
@@ -171,7 +172,7 @@ def test_files_become_the_pixels_of_floats(
     resample: int, mode: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / PREPROCESSOR).write_text(json.dumps(DINOV3 | {"resample": resample}))
-    source = image_source(IMAGES, tmp_path, "dinov3_vit")
+    source = image_source(IMAGES, read_processor(IMAGES, tmp_path, "dinov3_vit"))
     assert source.rounding == "none"
     for path in files.values():
         image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
@@ -227,7 +228,8 @@ def test_files_become_the_tiles_of_transformers(
     theirs.save_pretrained(str(tmp_path))
     input_ = replace(IMAGES, class_token=False)
     model_type = case.partition(",")[0]
-    source, how = (read(input_, tmp_path, model_type) for read in (image_source, tiles))
+    processor = read_processor(input_, tmp_path, model_type)
+    source, how = image_source(input_, processor), tiles(processor, model_type)
     assert isinstance(source, ImageSource)
     assert isinstance(how, Tiles)
     for path in files.values():
@@ -288,10 +290,17 @@ def encoder_of_grids() -> EncoderConfig:
     return read
 
 
+def grid_processor(folder: Path) -> Processor:
+    """The image processor of that encoder."""
+    source = encoder_of_grids().input
+    assert isinstance(source, GridInput)
+    return read_processor(source, folder, "qwen3_vl")
+
+
 def patches_of(folder: Path, **keys: Any) -> PatchSource:
     """The source of a tiny encoder with the keys of an image processor."""
     (folder / PREPROCESSOR).write_text(json.dumps(keys))
-    return patch_source(encoder_of_grids(), folder)
+    return patch_source(encoder_of_grids(), grid_processor(folder))
 
 
 @pytest.mark.parametrize("case", GRIDS)
@@ -315,11 +324,11 @@ def test_files_become_the_patches_of_transformers(
         got = patch_feeds(pixels, ours)[PATCHES]
         flat = got.reshape(-1, got.shape[-1])
         np.testing.assert_allclose(flat, expected["pixel_values"], atol=1e-5, err_msg=name)
-    assert size_notes(encoder_of_grids(), tmp_path) == ()
+    assert size_notes(encoder_of_grids(), grid_processor(tmp_path)) == ()
 
 
 def test_defaults_of_grids_are_those_of_the_class() -> None:
-    theirs, ours = processor_class("Qwen2VL")(), patches.PROCESSORS["Qwen2VL"]
+    theirs, ours = processor_class("Qwen2VL")(), PROPORTIONAL["Qwen2VL"]
     for key in ("patch_size", "merge_size", "temporal_patch_size", "resample", "do_convert_rgb"):
         assert getattr(ours, key) == getattr(theirs, key)
     assert ours.size == {key: theirs.size[key] for key in ("shortest_edge", "longest_edge")}
@@ -329,7 +338,7 @@ def test_defaults_of_grids_are_those_of_the_class() -> None:
 def test_larger_images_than_attention_has_memory_for_are_reduced(tmp_path: Path) -> None:
     published = GRID | {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
     found = patches_of(tmp_path, **published)
-    (note,) = size_notes(encoder_of_grids(), tmp_path)
+    (note,) = size_notes(encoder_of_grids(), grid_processor(tmp_path))
     assert "reduced to 65,536 pixels, where the checkpoint allows 16,777,216" in note
     assert found.patches == MOST_PATCHES
     assert isinstance(found.size, WholeSquares)
@@ -366,7 +375,7 @@ def test_absent_settings_are_those_of_a_vit(
     values: dict[str, object], changes: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
-    source = image_source(IMAGES, tmp_path, "vit")
+    source = image_source(IMAGES, read_processor(IMAGES, tmp_path, "vit"))
     assert {name: getattr(source, name) for name in VIT} == VIT | changes
 
 
@@ -375,11 +384,11 @@ def test_older_and_newer_names_of_a_class_are_read(kind: str, tmp_path: Path) ->
     key = "feature_extractor_type" if kind == "FeatureExtractor" else "image_processor_type"
     values = {key: f"CLIP{kind}", "size": SIDE, "crop_size": SIDE}
     (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
-    direct = image_source(IMAGES, tmp_path, "vit")
+    direct = image_source(IMAGES, read_processor(IMAGES, tmp_path, "vit"))
     assert (direct.steps.resize, direct.steps.crop) == (SIDE, (SIDE, SIDE))
     (tmp_path / PREPROCESSOR).unlink()
     (tmp_path / PROCESSOR).write_text(json.dumps({"image_processor": values}))
-    assert image_source(IMAGES, tmp_path, "vit") == direct
+    assert image_source(IMAGES, read_processor(IMAGES, tmp_path, "vit")) == direct
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,16 @@ import soxr
 from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 from syrupy.assertion import SnapshotAssertion
-from tests.export.source.test_image_processors import GRID, encoder_of_grids
+from tests.export.source.test_image_processors import GRID, encoder_of_grids, grid_processor
 from tests.refusals import refusal
 from tests.runtime.transcription.tiny_wav2vec2 import extractor
 from transformers import WhisperFeatureExtractor
 
 from ortolan.export.source.audio_preprocessing import audio_source, wave_source
+from ortolan.export.source.image_processor import read_processor
 from ortolan.export.source.patches import patch_source
-from ortolan.export.source.preprocessing import PREPROCESSOR, image_source
+from ortolan.export.source.preprocessing import image_source
+from ortolan.export.source.side_file import PREPROCESSOR
 from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import AudioInput, PatchInput, WaveInput, WaveLayer
 from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
@@ -161,11 +163,11 @@ def test_a_processor_of_newer_checkpoints_is_read(tmp_path: Path, values: dict[s
 IMAGES = PatchInput(image_size=(8, 8), patch_size=(4, 4), channels=3, class_token=True)
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "vit": lambda folder: image_source(IMAGES, folder, "vit"),
-    "dinov3": lambda folder: image_source(IMAGES, folder, "dinov3_vit"),
-    "llava": lambda folder: image_source(IMAGES, folder, "llava"),
-    "internvl": lambda folder: tiles(IMAGES, folder, "internvl"),
-    "qwen3_vl": lambda folder: patch_source(encoder_of_grids(), folder),
+    "vit": lambda folder: image_source(IMAGES, read_processor(IMAGES, folder, "vit")),
+    "dinov3": lambda folder: image_source(IMAGES, read_processor(IMAGES, folder, "dinov3_vit")),
+    "llava": lambda folder: image_source(IMAGES, read_processor(IMAGES, folder, "llava")),
+    "internvl": lambda folder: tiles(read_processor(IMAGES, folder, "internvl"), "internvl"),
+    "qwen3_vl": lambda folder: patch_source(encoder_of_grids(), grid_processor(folder)),
     "whisper": lambda folder: audio_source(HEARD, folder),
     "wav2vec2": lambda folder: wave_source(WAVES, folder, vectors=1500),
 }
