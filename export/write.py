@@ -21,8 +21,8 @@ from ortolan.export.inputs.writer import write as write_texts
 from ortolan.export.manifest import describe
 from ortolan.export.output import write_manifest
 from ortolan.export.passes import tidy
-from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
+from ortolan.export.passes.specialize import specialize
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import bound
 from ortolan.export.proof.placement import check_placement
@@ -48,7 +48,7 @@ def trace(model: Exportable, plan: Plan, progress: Progress) -> dict[str, ir.Mod
     graphs, traced = plan.graph_files, dict[str, ir.Model]()
     for number, (role, graph) in enumerate(graphs.items()):
         progress("trace", number, len(graphs))
-        if role == BOTH_WAYS:  # rewritten later (`passes.lower`)
+        if role == BOTH_WAYS:  # rewritten later (`passes.specialize`)
             traced[role] = traced[PREFILL if PREFILL in traced else DECODER].clone()
         else:
             traced[role] = tidy(model.trace(role, graph, plan.dtype))
@@ -57,7 +57,7 @@ def trace(model: Exportable, plan: Plan, progress: Progress) -> dict[str, ir.Mod
 
 
 def derived(model: Exportable, graphs: Mapping[str, ir.Model]) -> Exportable:
-    """The model with the weights that its graphs derive from others, now or when lowered."""
+    """The model with the weights that its graphs derive from others, now or when specialized."""
     return replace(model, weights=DerivedWeights(model.weights, recipes_of(graphs.values())))
 
 
@@ -161,18 +161,20 @@ def _write_files(
     quantization = plan.quantization
     codes: Iterable[QuantizedWeight] = ()
     if chosen is not None:
-        lowered = lower(graphs, plan, chosen.schemes)
-        codes = chosen.weights(lowered.schemes)
+        specialized = specialize(graphs, plan, chosen.schemes)
+        codes = chosen.weights(specialized.schemes)
     elif quantization is not None:
-        lowered = lower(graphs, plan, assign_schemes(graphs.values(), quantization, model.weights))
-        codes = find_codes(model, quantization, lowered.schemes, inputs, progress)
+        specialized = specialize(
+            graphs, plan, assign_schemes(graphs.values(), quantization, model.weights)
+        )
+        codes = find_codes(model, quantization, specialized.schemes, inputs, progress)
     else:
-        lowered = lower(graphs, plan, {})
-    check_placement(lowered.graphs, plan)
-    witness = Witness(lowered.graphs.values())
+        specialized = specialize(graphs, plan, {})
+    check_placement(specialized.graphs, plan)
+    witness = Witness(specialized.graphs.values())
     stored = store(
         folder,
-        lowered,
+        specialized,
         model,
         plan,
         codes,
@@ -180,7 +182,7 @@ def _write_files(
         origin=inputs.origin,
         progress=progress,
     )
-    for role, graph in lowered.graphs.items():
+    for role, graph in specialized.graphs.items():
         bind(graph, stored.blob)
         if plan.options.attention == "portable":
             attach_bodies(graph)

@@ -3,9 +3,9 @@
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
+from ortolan.export.passes.norms import FuseSkipNorm
 from ortolan.export.passes.rules import fold_casts, fuse_linear
-from ortolan.export.passes.share_shapes import ShareShapes
+from ortolan.export.passes.shapes import ShareShapes
 
 
 def tidy(model: ir.Model) -> ir.Model:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from ortolan.export.derived import derive
-from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass
+from ortolan.export.passes.nodes import CONTRIB, Insert, rule
 from ortolan.export.values import (
     is_weight,
     only_user,
@@ -22,7 +22,8 @@ _BETWEEN = {"LayerNormalization", "RMSNormalization", "Reshape", "Transpose"}
 """Operators allowed between a projection and attention."""
 
 
-class PackProjections(NodePass):
+@rule("GroupQueryAttention")
+def pack_projections(graph: ir.Graph, node: ir.Node) -> bool:
     """Join the products of one tensor that become queries, keys and values.
 
         x -> FusedMatMul(wq) -> q            x -> FusedMatMul(wq | wk | wv) -> q | k | v
@@ -36,27 +37,23 @@ class PackProjections(NodePass):
     Case 2: they are also normed or moved: the joined product is split.
     Case 3: the products are of different tensors, or only some have a bias: keep.
     """
-
-    operators = ("GroupQueryAttention",)
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        entering = node.inputs[:3]
-        parts = [part for part in map(_projection, entering) if part is not None]
-        biases = [part.bias for part in parts if part.bias is not None]
-        has_one_input = len({part.product.inputs[0] for part in parts}) == 1
-        if len({part.product for part in parts}) < 3 or not has_one_input:
-            return False  # Case 3
-        if len(biases) not in (0, 3):
-            return False  # Case 3
-        packed = _join(graph, parts, biases)
-        if all(part.out is value for part, value in zip(parts, entering, strict=True)):
-            # Case 1
-            for place, value in enumerate((packed, None, None)):
-                node.replace_input_with(place, value)
-        else:
-            # Case 2
-            _split(graph, packed, parts)
-        return True
+    entering = node.inputs[:3]
+    parts = [part for part in map(_projection, entering) if part is not None]
+    biases = [part.bias for part in parts if part.bias is not None]
+    has_one_input = len({part.product.inputs[0] for part in parts}) == 1
+    if len({part.product for part in parts}) < 3 or not has_one_input:
+        return False  # Case 3
+    if len(biases) not in (0, 3):
+        return False  # Case 3
+    packed = _join(graph, parts, biases)
+    if all(part.out is value for part, value in zip(parts, entering, strict=True)):
+        # Case 1
+        for place, value in enumerate((packed, None, None)):
+            node.replace_input_with(place, value)
+    else:
+        # Case 2
+        _split(graph, packed, parts)
+    return True
 
 
 class _Projection(NamedTuple):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortolan.export.passes.nodes import Insert, NodePass, axes_of, replace_node
-from ortolan.export.passes.share_shapes import ShareShapes
+from ortolan.export.passes.shapes import ShareShapes
 from ortolan.export.passes.standard_attention import (
     OUTPUTS,
     Added,

@@ -74,12 +74,12 @@ class QuantizeWeights(NodePass):
         self._look_up = _portable_look_up if form == "portable" else _look_up
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        place, lower = (1, self._product) if node.op_type == "FusedMatMul" else (0, self._look_up)
+        place, replace = (1, self._product) if node.op_type == "FusedMatMul" else (0, self._look_up)
         weight = node.inputs[place]
         name = None if weight is None else weight.name
         if weight is None or name is None or name not in self.plan:
             return False  # Case 4
-        replace_node(graph, node, lower(graph, node, weight, self.plan[name]))
+        replace_node(graph, node, replace(graph, node, weight, self.plan[name]))
         if not weight.uses():
             del graph.initializers[name]
         return True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable, Origin
 from ortolan.export.locality.check import check_locality
-from ortolan.export.passes.simplify import simplify
+from ortolan.export.passes.normalize import normalize
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
@@ -107,7 +107,7 @@ def open_empty(
         forward=partial(_forward, module),
         weights=weights,
         tables=tables,
-        trace=lambda role, graph, dtype: simplify(
+        trace=lambda role, graph, dtype: normalize(
             _trace(module, carried, role, graph, dtype), tables=tables, context_length=context
         ),
         states=carried.states,

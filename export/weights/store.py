@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortolan.export.exportable import Exportable
-from ortolan.export.passes.lower import Lowered
+from ortolan.export.passes.specialize import Specialized
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
@@ -32,7 +32,7 @@ class Stored:
 
 def store(
     folder: Path,
-    lowered: Lowered,
+    specialized: Specialized,
     model: Exportable,
     plan: Plan,
     codes: Iterable[QuantizedWeight],
@@ -42,7 +42,7 @@ def store(
     progress: Progress = silent,
 ) -> Stored:
     """Write the weights that graphs read."""
-    models, dtype = list(lowered.graphs.values()), plan.dtype
+    models, dtype = list(specialized.graphs.values()), plan.dtype
     quantized: list[QuantizedTensor] = []
     sizes = initializer_sizes(models)
     with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
@@ -52,7 +52,7 @@ def store(
                 quantized += write_portable(writer, codes, names, dtype=dtype)
             else:
                 quantized += write_codes(writer, codes, dtype=dtype)
-            quantized += write_channels(writer, model.weights, lowered.channels)
+            quantized += write_channels(writer, model.weights, specialized.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
         is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
         return Stored(

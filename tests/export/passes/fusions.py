@@ -4,9 +4,8 @@ import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
 from ortolan.export.passes.fuse_gelu import FuseGelu
-from ortolan.export.passes.fuse_norm import FuseNorm
-from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
-from ortolan.export.passes.pack_projections import PackProjections
+from ortolan.export.passes.norms import FuseSkipNorm, fuse_norm
+from ortolan.export.passes.pack_projections import pack_projections
 from ortolan.export.passes.rules import fuse_linear, norm_before_transpose, transpose_weights
 
 # --- GELU ---------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ FUSIONS = {
         atol=2e-6,
     ),
     "FuseNorm": Pass(
-        make=FuseNorm,
+        make=lambda: fuse_norm,
         rewritten={
             **{
                 f"{name}, {scaled}": (rms(*SPELLINGS[name], scaled), "RMSNormalization")
@@ -218,7 +217,7 @@ FUSIONS = {
         feeds={"x": X, "z": X},
     ),
     "FuseNorm in float16": Pass(
-        make=FuseNorm,
+        make=lambda: fuse_norm,
         rewritten={
             "a cast before the weight": (HALF, "RMSNormalization"),
             "a cast after the weight": (WIDE, "RMSNormalization"),
@@ -311,7 +310,7 @@ FUSIONS = {
         feeds={"v": normal(2, 3, 4, seed=1).numpy(), "x": normal(3, 4, seed=1).numpy()},
     ),
     "PackProjections": Pass(
-        make=PackProjections,
+        make=lambda: pack_projections,
         rewritten={
             "three products": (
                 projections(" ".join(map(project, "qkv"))),

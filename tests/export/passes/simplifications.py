@@ -3,10 +3,9 @@
 import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
-from ortolan.export.passes.drop_reshapes import DropReshapes
 from ortolan.export.passes.pick_early import PickEarly
 from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
-from ortolan.export.passes.share_shapes import ShareShapes
+from ortolan.export.passes.shapes import ShareShapes, drop_reshapes
 
 RESHAPED = """
 g (float[batch, sequence, 8] x) => (float[OUT] y) <float[AXES] last MORE> {
@@ -78,7 +77,7 @@ X = normal(2, 5, 4, seed=1).numpy()
 
 SIMPLIFICATIONS = {
     "DropReshapes": Pass(
-        make=DropReshapes,
+        make=lambda: drop_reshapes,
         rewritten={
             "there and back": (
                 reshaped(f"{HEADS} {BACK}", "batch, sequence, 8", heads="batch, sequence, 2, 4"),

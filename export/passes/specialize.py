@@ -1,4 +1,4 @@
-"""Rewrites graphs for the precision of an export."""
+"""Rewrites graphs for the device and the precision of an export."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, KINDS, MAPS_ROLE, P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lowered:
+class Specialized:
     """Graphs as they will be written, and the weights that they read as codes.
 
     Attributes:
@@ -37,7 +37,9 @@ class Lowered:
     channels: Sequence[str]
 
 
-def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]) -> Lowered:
+def specialize(
+    graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]
+) -> Specialized:
     """Rewrite tidied graphs, by role, in place."""
     models = list(graphs.values())
     _refuse_experts(models, plan)
@@ -64,7 +66,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
             common.RemoveUnusedNodesPass()(model)  # weights that are read transposed now
         elif plan.device == "cuda" and plan.options.attention == "fused":
             PlainAttention("cuda")(model)
-    return Lowered(graphs=graphs, schemes=schemes, channels=channels)
+    return Specialized(graphs=graphs, schemes=schemes, channels=channels)
 
 
 def _quantize_products(

@@ -6,11 +6,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from torch import Tensor
 
-from ortolan.export.passes.drop_reshapes import DropReshapes
 from ortolan.export.passes.fold_constants import FoldConstants, InlineConstants
 from ortolan.export.passes.fuse_gelu import FuseGelu
-from ortolan.export.passes.fuse_norm import FuseNorm
-from ortolan.export.passes.pack_projections import PackProjections
+from ortolan.export.passes.norms import fuse_norm
+from ortolan.export.passes.pack_projections import pack_projections
 from ortolan.export.passes.pick_early import PickEarly
 from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
 from ortolan.export.passes.rules import (
@@ -20,9 +19,10 @@ from ortolan.export.passes.rules import (
     select_booleans,
     transpose_weights,
 )
+from ortolan.export.passes.shapes import drop_reshapes
 
 
-def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: int) -> ir.Model:
+def normalize(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: int) -> ir.Model:
     """Rewrite the graph that torch traced from a module.
 
     Afterwards it has the nodes of an `ortolan.modeling` model, as far as the module computes the
@@ -32,17 +32,17 @@ def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: i
         FoldConstants(tables),
         fold_offsets,
         select_booleans,
-        FuseNorm(),
+        fuse_norm,
         FuseGelu(),
-        DropReshapes(),
+        drop_reshapes,
         fuse_linear,
         transpose_weights,
         norm_before_transpose,
         common.RemoveUnusedNodesPass(),
         RotaryIntoAttention(context_length),
         common.RemoveUnusedNodesPass(),
-        PackProjections(),
-        DropReshapes(),
+        pack_projections,
+        drop_reshapes,
         PickEarly(),
         common.RemoveUnusedNodesPass(),
         InlineConstants(),

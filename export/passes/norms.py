@@ -1,12 +1,13 @@
-"""Fuse norms that are spelled out into one node.
+"""Fuse norms that are spelled out, and the residual sums before them, into one node.
 
-Spec: ai.onnx RMSNormalization, version 23, and LayerNormalization, version 17.
+Spec: ai.onnx RMSNormalization, version 23, and LayerNormalization, version 17;
+com.microsoft.SkipSimplifiedLayerNormalization, version 1 (onnxruntime, docs/ContribOperators.md).
 """
 
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import NodePass
+from ortolan.export.passes.nodes import CONTRIB, NodePass, replace_node, rule
 from ortolan.export.values import (
     add_initializer,
     is_weight,
@@ -18,7 +19,8 @@ from ortolan.export.values import (
 )
 
 
-class FuseNorm(NodePass):
+@rule("ReduceMean")
+def fuse_norm(graph: ir.Graph, node: ir.Node) -> bool:
     """Replace x / sqrt(mean(x^2) + eps) * w with RMSNormalization(x, w).
 
     Case 1: over the last axis, with a weight of that axis: rewrite.
@@ -28,33 +30,29 @@ class FuseNorm(NodePass):
     Case 4: case 1 or 2 without a weight: the node gets a weight of ones.
     Case 5: otherwise: keep.
     """
-
-    operators = ("ReduceMean",)
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        x = _squared(node.inputs[0])
-        if x is None or not _is_over_last(node):
-            return False  # Case 5
-        add = only_user(node.outputs[0], "Add")
-        epsilon = None if add is None else number(_other(add, node.outputs[0]))
-        normed = None if add is None else _normed(x, add.outputs[0])
-        if epsilon is None or normed is None:
-            return False  # Case 5
-        uncentred = _uncentred(x)
-        x, normed = _uncast(x if uncentred is None else uncentred, normed)
-        x, weight, out = _weighted(x, normed) or (x, _ones(graph, x), normed)
-        if x.shape is None or weight is None or static_shape(weight) != x.shape[-1:]:
-            return False  # Case 5
-        norm = ir.node(
-            "RMSNormalization" if uncentred is None else "LayerNormalization",
-            [x, weight],
-            {"epsilon": epsilon, "axis": -1},
-        )
-        last = out.producer()
-        if last is not None:
-            graph.insert_before(last, norm)
-        replace_value(out, norm.outputs[0])
-        return True
+    x = _squared(node.inputs[0])
+    if x is None or not _is_over_last(node):
+        return False  # Case 5
+    add = only_user(node.outputs[0], "Add")
+    epsilon = None if add is None else number(_other(add, node.outputs[0]))
+    normed = None if add is None else _normed(x, add.outputs[0])
+    if epsilon is None or normed is None:
+        return False  # Case 5
+    uncentred = _uncentred(x)
+    x, normed = _uncast(x if uncentred is None else uncentred, normed)
+    x, weight, out = _weighted(x, normed) or (x, _ones(graph, x), normed)
+    if x.shape is None or weight is None or static_shape(weight) != x.shape[-1:]:
+        return False  # Case 5
+    norm = ir.node(
+        "RMSNormalization" if uncentred is None else "LayerNormalization",
+        [x, weight],
+        {"epsilon": epsilon, "axis": -1},
+    )
+    last = out.producer()
+    if last is not None:
+        graph.insert_before(last, norm)
+    replace_value(out, norm.outputs[0])
+    return True
 
 
 def _weighted(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
@@ -134,3 +132,59 @@ def _is_over_last(mean: ir.Node) -> bool:
 def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
     """The other input of a node with two."""
     return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+class FuseSkipNorm(NodePass):
+    """Replace RMSNormalization(Add(a, b)) with SkipSimplifiedLayerNormalization(a, b).
+
+    The fused node returns the norm and the sum, which the next residual needs. The fixed cost of a
+    node dominates the step of a small model, so one node less in each sublayer counts.
+
+    Case 1: a norm over the last axis of the sum of two tensors of one shape: rewrite.
+    Case 2: otherwise, such as a sum with a bias, more than three axes, or a norm whose weight
+        depends on an input: keep.
+    """
+
+    operators = ("RMSNormalization",)
+    writes_contrib = True
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        result = super().call(model)
+        if result.modified:
+            # A computed weight of ones may come after the sum.
+            model.graph.sort()
+        return result
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        add = producer(node.inputs[0], "Add")
+        if add is None or node.attributes.get_int("axis", -1) != -1:
+            return False  # Case 2
+        a, b = add.inputs
+        if a is None or b is None or a.shape is None or b.shape is None or a.shape != b.shape:
+            return False  # Case 2
+        if len(a.shape) > 3 or not _is_fixed(node.inputs[1]):
+            return False  # Case 2
+        fused = ir.node(
+            "SkipSimplifiedLayerNormalization",
+            [a, b, node.inputs[1]],
+            {"epsilon": node.attributes.get_float("epsilon", 1e-5)},
+            domain=CONTRIB,
+            num_outputs=4,
+        )
+        # In the place of the sum: every reader of it comes later.
+        graph.insert_before(add, fused)
+        normed, mean, deviation, total = fused.outputs
+        replace_node(graph, node, normed)
+        replace_node(graph, add, total)
+        # These have no reader: a name would make them outputs.
+        mean.name = deviation.name = ""
+        return True
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether a value is the same in every run."""
+    if value is None or value.is_initializer():
+        return True
+    node = value.producer()
+    return node is not None and all(map(_is_fixed, node.inputs))
