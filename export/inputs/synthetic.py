@@ -25,7 +25,6 @@ from ortolan.export.inputs.tensors import (
     Inputs,
     around,
     heard,
-    image_inputs,
     longest_source,
     pair_inputs,
     pixels,
@@ -61,11 +60,18 @@ _CONTRAST = 48.0
 def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
     """Calibration inputs that need no data."""
     random = np.random.default_rng(SEED)
-    if not model.sides.has_decoder:
-        return _drawn(model, random, count)
     if not model.sides.has_encoder:
         return _own_texts(model, write, random, count)
-    return _own_pairs(model, write, random, count)
+    drawn, sources, described = _sources(model, random, count)
+    if not model.sides.has_decoder:
+        tensors = [torch.from_numpy(source) for source in sources]
+        return Inputs(sources=tensors, origin=f"{described}, seed {SEED}")
+    length = min(PAIR_LENGTH, model.context_length)
+    written = write(drawn, tokens=0, length=length)
+    pairs = [(source, text) for source, text in zip(sources, written, strict=True) if len(text)]
+    if not pairs:
+        raise _wrote_nothing()
+    return replace(pair_inputs(pairs), origin=f"its own writing after {described}, seed {SEED}")
 
 
 def _own_texts(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
@@ -96,51 +102,32 @@ def _beginnings(
     return begun
 
 
-def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
-    """Random sources, and the texts that the model writes after them."""
-    length = min(PAIR_LENGTH, model.context_length)
-    if isinstance(model.source, AudioSource | WaveSource):
-        inputs: Sequence[NDArray[Any]] = sounds(model.source, random, count)
-        sources: Sequence[NDArray[Any]] = [heard(sound, model.source) for sound in inputs]
-        described = f"{count} sounds of noise"
-    elif isinstance(model.source, ImageSource):
-        images = noise(_shape(model.source), random, count)
-        inputs = list(images)
-        sources = list(pixels(images, model.source))
-        described = f"{count} images of noise"
-    else:
+def _sources(
+    model: Exportable, random: np.random.Generator, count: int
+) -> tuple[Sequence[NDArray[Any]], Sequence[NDArray[Any]], str]:
+    """Random inputs of an encoder: as the runtime reads them, as the module does, and in words."""
+    source, is_pair = model.source, model.sides.has_decoder
+    match source:
+        case ImageSource():
+            images = noise((source.height, source.width, source.channels), random, count)
+            return list(images), list(pixels(images, source)), f"{count} images of noise"
+        case PatchSource():
+            pictures = [_picture(source, random) for _ in range(count)]
+            read = [pixels(picture[None], source)[0] for picture in pictures]
+            return pictures, read, f"{count} images of noise in several sizes"
+        case AudioSource() | WaveSource() | ChunkedSource():
+            if isinstance(source, WaveSource) and not is_pair:
+                # As many vectors as texts have tokens.
+                vectors = min(SEQUENCE_LENGTH, source.vectors)
+                source = msgspec.structs.replace(source, vectors=vectors)
+            made = sounds(source, random, count)
+            return made, [heard(sound, source) for sound in made], f"{count} sounds of noise"
+    if is_pair:
         tokens = count * SEQUENCE_LENGTH // 2
-        inputs = sources = _texts(model, random, tokens=tokens, longest=PAIR_LENGTH)
-        described = f"{len(sources)} random texts"
-    written = write(inputs, tokens=0, length=length)
-    pairs = [(source, text) for source, text in zip(sources, written, strict=True) if len(text)]
-    if not pairs:
-        raise _wrote_nothing()
-    return replace(pair_inputs(pairs), origin=f"its own writing after {described}, seed {SEED}")
-
-
-def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs:
-    """Random inputs of an encoder-only model."""
-    if isinstance(model.source, ImageSource):
-        images = noise(_shape(model.source), random, count)
-        origin = f"{count} images of noise, seed {SEED}"
-        return replace(image_inputs(model, images), origin=origin)
-    if isinstance(model.source, PatchSource):
-        made_images = [_picture(model.source, random) for _ in range(count)]
-        origin = f"{count} images of noise in several sizes, seed {SEED}"
-        return replace(image_inputs(model, made_images), origin=origin)
-    if isinstance(model.source, WaveSource | ChunkedSource):
-        source = model.source
-        if isinstance(source, WaveSource):
-            # As many vectors as texts have tokens.
-            vectors = min(SEQUENCE_LENGTH, source.vectors)
-            source = msgspec.structs.replace(source, vectors=vectors)
-        made = [heard(sound, source) for sound in sounds(source, random, count)]
-        origin = f"{count} sounds of noise, seed {SEED}"
-        return Inputs(sources=[torch.from_numpy(own) for own in made], origin=origin)
+        texts = _texts(model, random, tokens=tokens, longest=PAIR_LENGTH)
+        return texts, texts, f"{len(texts)} random texts"
     texts = _texts(model, random, tokens=count * SEQUENCE_LENGTH, longest=SEQUENCE_LENGTH)
-    origin = f"random words: {sum(map(len, texts)):,} tokens, seed {SEED}"
-    return replace(text_inputs(model, texts), origin=origin)
+    return texts, texts, f"random words: {sum(map(len, texts)):,} tokens"
 
 
 def _wrote_nothing() -> ExportError:
@@ -195,10 +182,6 @@ def _vocabulary(model: Exportable) -> NDArray[np.int64]:
 def _is_word(label: str) -> bool:
     text = label.strip()
     return len(text) > 1 and text.isalpha()
-
-
-def _shape(source: ImageSource) -> tuple[int, int, int]:
-    return source.height, source.width, source.channels
 
 
 def _picture(source: PatchSource, random: np.random.Generator) -> NDArray[np.uint8]:
