@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.export import models_of_kinds as kinds
 
 import ortolan
-from ortolan.export import pipeline
+from ortolan.export import write as written
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs import writer
 from ortolan.export.inputs.synthetic import noise, synthetic_inputs
@@ -102,7 +102,7 @@ def test_another_process_writes_the_same_or_says_why_not(bundle: Path, tmp_path:
 def test_an_interrupted_export_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "write", writer.write)
+    monkeypatch.setattr(written, "write_texts", writer.write)
 
     def interrupt(step: str, done: int, total: int) -> None:
         if step == "write text" and done > 0:
