@@ -14,7 +14,7 @@ channels per head.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,17 @@ from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.ops import Heads
 from ortolan.modeling.layers.recurrence import Recurrence, recur
+
+KeysAndValues = tuple[Tensor, Tensor]
+"""New keys `(B, S, K * D)` and values `(B, S, K * U)`."""
+
+
+class How(NamedTuple):
+    """How a layer attends, apart from its queries, keys and values."""
+
+    spec: AttentionConfig
+    rotary: Rotary | None
+    sinks: Tensor | None
 
 
 class State(ABC):
@@ -61,7 +72,7 @@ class State(ABC):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal softmax attention to all tokens so far.
+        """Causal softmax attention to all tokens so far: `(B, H, S, U)`.
 
         Args:
             layer: number that identifies these keys and values, the same at every step.
@@ -76,61 +87,56 @@ class State(ABC):
             softcap: see `AttentionConfig`.
             sinks: `(H,)`; per head, a logit that draws attention away from the tokens.
 
-        Returns:
-            `(B, H, S, U)`.
-
         Raises:
             ConfigError: heads or widths do not match, or the layer has no keys.
         """
         if (key is None) != (value is None):
             raise ConfigError("attend: pass both a key and a value, or neither.")
-        turn = None if rotary is None else Rotary(*rotary)
-        if key is None or value is None:
-            spec, widths = self._shared_spec(layer, query), self._widths[layer]
-        else:
-            spec, widths = self._own_spec(layer, query, key, value), (key.shape[3], value.shape[3])
-        spec = replace(
-            spec,
+        kv_heads, width, value_width = self._keys_of(layer, query, key, value)
+        widest = max(width, value_width)
+        spec = AttentionConfig(
+            num_heads=query.shape[1],
+            num_kv_heads=kv_heads,
+            head_dim=widest,
             scale=query.shape[3] ** -0.5 if scale is None else scale,
             sliding_window=window,
             softcap=softcap,
         )
         # The kernels need values as wide as keys. Zero channels change no score.
-        query_BSX = _joined(query, spec.head_dim)
-        if key is None or value is None:
-            out_BSX = self._attend_shared(layer, query_BSX, turn, sinks, spec)
-        else:
-            self.layers[layer], self._widths[layer] = spec, widths
-            heads = Heads(query_BSX, _joined(key, spec.head_dim), _joined(value, spec.head_dim))
-            out_BSX = self._attend(layer, heads, turn, sinks, spec)
+        own = None
+        if key is not None and value is not None:
+            self.layers[layer] = spec
+            own = _joined(key, widest), _joined(value, widest)
+        how = How(spec, None if rotary is None else Rotary(*rotary), sinks)
+        out_BSX = self._attend(layer, _joined(query, widest), own, how)
         out_BHSD = torch.unflatten(out_BSX, -1, (spec.num_heads, -1)).transpose(1, 2)
-        return out_BHSD if widths[1] == spec.head_dim else out_BHSD[..., : widths[1]]
+        return out_BHSD if value_width == widest else out_BHSD[..., :value_width]
 
-    def _own_spec(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> AttentionConfig:
-        if layer in self.layers:
+    def _keys_of(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[int, int, int]:
+        """Heads of the keys of a layer, their width, and that of its values."""
+        if key is None or value is None:
+            heads, width, value_width = self._keys.get(layer, (0, 0, 0))
+            if width != query.shape[3]:
+                found = f"keys of {width} channels" if heads else "none"
+                raise ConfigError(
+                    f"attend: layer {layer} needs keys of {query.shape[3]} channels from earlier "
+                    f"in this forward pass (got {found}). Pass a key and a value."
+                )
+            return heads, width, value_width
+        if layer in self._keys:
             raise ConfigError(
                 f"attend: layer {layer} already has keys and values in this forward pass. Leave "
                 "key and value out to share them, or use another layer number."
             )
-        width, widest = key.shape[3], max(key.shape[3], value.shape[3])
-        if query.shape[3] != width:
+        if query.shape[3] != key.shape[3]:
             raise ConfigError(
-                f"attend: queries and keys must be equally wide (got {query.shape[3]} and {width} "
-                "channels). Project them to one width."
+                f"attend: queries and keys must be equally wide (got {query.shape[3]} and "
+                f"{key.shape[3]} channels). Project them to one width."
             )
-        return AttentionConfig(
-            num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=widest, scale=1.0
-        )
-
-    def _shared_spec(self, layer: int, query: Tensor) -> AttentionConfig:
-        shared, (width, _) = self.layers.get(layer), self._widths.get(layer, (0, 0))
-        if shared is None or width != query.shape[3]:
-            found = "none" if shared is None else f"keys of {width} channels"
-            raise ConfigError(
-                f"attend: layer {layer} needs keys of {query.shape[3]} channels from earlier in "
-                f"this forward pass (got {found}). Pass a key and a value."
-            )
-        return replace(shared, num_heads=query.shape[1])
+        self._keys[layer] = key.shape[1], key.shape[3], value.shape[3]
+        return self._keys[layer]
 
     def select(self, x: Tensor) -> Tensor:
         """Select from `(B, S, E)` the positions whose logits are needed, before the head.
@@ -210,16 +216,13 @@ class State(ABC):
         return x.unbind(1)
 
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Causal convolution per channel, over all tokens so far.
+        """Causal convolution per channel, over all tokens so far: `(B, C, S)`.
 
         Args:
             name: name of the state it keeps, `(B, C, W - 1)`.
             x: `(B, C, S)`.
             weight: `(C, W)`; the last tap belongs to the current token.
             bias: `(C,)`.
-
-        Returns:
-            `(B, C, S)`.
         """
         channels, taps = weight.shape
         before = self.recall(name, (channels, taps - 1), x)
@@ -238,7 +241,7 @@ class State(ABC):
         rate: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Linear attention over all tokens so far, with a decay, the delta rule, or both.
+        """Linear attention to all tokens, with a decay, the delta rule, or both: `(B, H, S, U)`.
 
         Args:
             name: name of the state it keeps, `(B, H, D, U)`.
@@ -248,9 +251,6 @@ class State(ABC):
             decay: see `Recurrence`, with heads before tokens.
             rate: see `Recurrence`, with heads before tokens.
             scale: multiplies the queries.
-
-        Returns:
-            `(B, H, S, U)`.
         """
         before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
         out, after = recur(Recurrence(query, key, value, decay, rate, scale).turned(), before)
@@ -260,7 +260,7 @@ class State(ABC):
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}
         self.takes_one = False
-        self._widths: dict[int, tuple[int, int]] = {}  # of keys and values
+        self._keys: dict[int, tuple[int, int, int]] = {}  # heads, and widths of keys and values
         self.recalled: dict[str, tuple[int, ...]] = {}
         self._kept_now: set[str] = set()
         self._extended_now: set[str] = set()
@@ -278,26 +278,8 @@ class State(ABC):
         """See `extend`."""
 
     @abstractmethod
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        """Attention to all keys including those of the new tokens, `(B, S, H * U)`."""
-
-    @abstractmethod
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        """Attention to the keys of a layer that already has those of the new tokens."""
+    def _attend(self, layer: int, query: Tensor, own: KeysAndValues | None, how: How) -> Tensor:
+        """Attention to all keys, own ones or those of `layer` in this pass: `(B, S, H * U)`."""
 
 
 class WholeState(State):
@@ -310,7 +292,7 @@ class WholeState(State):
 
     def __init__(self) -> None:
         super().__init__()
-        self._heads: dict[int, tuple[Heads, Rotary | None]] = {}
+        self._heads: dict[int, tuple[KeysAndValues, Rotary | None]] = {}
         self.kept: dict[str, tuple[int, ...]] = {}
         self.extended: dict[str, tuple[int, ...]] = {}
 
@@ -319,44 +301,28 @@ class WholeState(State):
         return torch.arange(ids.shape[1], device=ids.device)[None]
 
     def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros: nothing comes before a whole sequence."""
+        # nothing comes before a whole sequence
         return like.new_zeros(like.shape[0], *shape)
 
     def _keep(self, name: str, value: Tensor) -> None:
-        """Record the shape only: a whole sequence has no next step."""
+        # the shape alone: a whole sequence has no next step
         self.kept[name] = tuple(value.shape)
 
     def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """All tokens are new."""
         self.extended[name] = tuple(x.shape)
         return x, torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
 
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        self._heads[layer] = heads, rotary
-        return ops.attention(heads, rotary, spec=spec, sinks=sinks)
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        heads, turned = self._heads[layer]
-        if (turned is None) != (rotary is None):
+    def _attend(self, layer: int, query: Tensor, own: KeysAndValues | None, how: How) -> Tensor:
+        if own is not None:
+            self._heads[layer] = own, how.rotary
+        keys_and_values, turned = self._heads[layer]
+        if (turned is None) != (how.rotary is None):
             raise ConfigError(
                 "attend: queries must be rotated like the shared keys. Pass both the same rotary "
                 "tables, or rotate both beforehand."
             )
-        return ops.attention(heads._replace(query=query_BSX), rotary, spec=spec, sinks=sinks)
+        heads = Heads(query, *keys_and_values)
+        return ops.attention(heads, how.rotary, spec=how.spec, sinks=how.sinks)
 
 
 class CachedState(State):
@@ -370,9 +336,6 @@ class CachedState(State):
         sequences: buffers of tensors that grow, `(B, capacity, E)` each, by name.
 
     Attributes:
-        presents: extended keys and values.
-        kept: tensors that this step kept.
-        extended: buffers that contain the new tokens.
         has_selected: the module called `select`, or had nothing to select.
     """
 
@@ -385,14 +348,11 @@ class CachedState(State):
         sequences: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._step = step
-        self._rows = rows
-        self._caches = caches
-        self._memory = memory
-        self._sequences = sequences or {}
-        self.extended: dict[str, Tensor] = {}
+        self._step, self._rows = step, rows
+        self._caches, self._memory, self._sequences = caches, memory, sequences or {}
         self.presents: dict[int, LayerCache] = {}
         self.kept: dict[str, Tensor] = {}
+        self.extended: dict[str, Tensor] = {}
         self.has_selected = rows is None
 
     def positions(self, ids: Tensor) -> Tensor:
@@ -405,7 +365,6 @@ class CachedState(State):
         return x if self._rows is None else ops.select(x, self._rows)
 
     def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The tensor that the previous step kept."""
         before = self._memory[name]
         if tuple(before.shape[1:]) != shape:
             raise ConfigError(
@@ -415,41 +374,25 @@ class CachedState(State):
         return before
 
     def _keep(self, name: str, value: Tensor) -> None:
-        """Keep a tensor for the next step."""
         self.kept[name] = value
 
     def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffer with the new tokens written at their positions."""
         before_BCE = self._sequences[name]
         positions_BS = self._step.positions(x.shape[1])
         after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)
         reach = self._step.reach(before_BCE.shape[1])
         return after_BCE[:, :reach], torch.arange(reach, device=x.device) <= positions_BS[..., None]
 
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
+    def _attend(self, layer: int, query: Tensor, own: KeysAndValues | None, how: How) -> Tensor:
+        spec, rotary, sinks = how
+        if own is None:
+            present = self.presents[layer]
+            return ops.shared_attention(query, present, self._step, rotary, spec=spec, sinks=sinks)
+        heads, past = Heads(query, *own), self._caches[layer]
         out, self.presents[layer] = ops.cached_attention(
-            heads, self._caches[layer], self._step, rotary, spec=spec, sinks=sinks
+            heads, past, self._step, rotary, spec=spec, sinks=sinks
         )
         return out
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return ops.shared_attention(
-            query_BSX, self.presents[layer], self._step, rotary, spec=spec, sinks=sinks
-        )
 
 
 def _joined(x_BNSD: Tensor, width: int) -> Tensor:

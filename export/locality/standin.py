@@ -10,10 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.nodes import Rotary
-from ortolan.modeling.layers.ops import Heads
-from ortolan.modeling.state import State
+from ortolan.modeling.state import How, KeysAndValues, State
 
 LOUD = (1.0, 30.0, 1.0, 1000.0)
 """Factors of the numbers of adjacent tokens, in the later half of a text. They reach rules on
@@ -102,25 +99,9 @@ class StandIn(State):
         seen = torch.arange(reach) <= self._positions[..., None]
         return table[:reach].to(x).expand(x.shape[0], -1, -1), seen.to(x.device)
 
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return self._output(f"state.attend({layer})", heads._asdict(), heads.query, axis=1)
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return self._output(f"state.attend({layer})", {"query": query_BSX}, query_BSX, axis=1)
+    def _attend(self, layer: int, query: Tensor, own: KeysAndValues | None, how: How) -> Tensor:
+        taken = dict(zip(("query", "key", "value"), (query, *(own or ())), strict=False))
+        return self._output(f"state.attend({layer})", taken, query, axis=1)
 
     def _output(
         self, call: str, inputs: Mapping[str, Tensor | None], like: Tensor, *, axis: int
