@@ -170,11 +170,7 @@ class State(ABC):
         return self._recall(name, tuple(shape), like)
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Keep a tensor `(B, *shape)` for the next step; see `recall`.
-
-        Raises:
-            ConfigError: it was recalled with another shape.
-        """
+        """Keep a tensor for the next step, `(B, *shape)` as in `recall`."""
         shape = self.recalled.get(name)
         if shape is not None and tuple(value.shape[1:]) != shape:
             raise ConfigError(
