@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ortolan.cli import cli, main
 from ortolan.export.advice import advise
-from ortolan.export.options import ExportOptions, Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8, Via
 from ortolan.export.pipeline import export
 from ortolan.export.preview.preview import preview
 from ortolan.export.quantize.stored import default_precision
@@ -81,6 +81,7 @@ def counts(bundle: Bundle) -> Counter[tuple[int, str]]:
     [
         ("gptq-4", "int4", {KEPT_4: 10, ROUNDED: 2}),
         ("awq", "int4", {KEPT_4: 10, ROUNDED: 2}),
+        ("compressed-4", "int4", {KEPT_4: 10, ROUNDED: 2}),
         ("gptq-8", "int8", {KEPT_8: 10, ROUNDED: 2}),
         # Codes in groups of 16 have no kernel.
         ("gptq-dynamic", "int4", {KEPT_4: 4, ROUNDED: 8}),
@@ -90,11 +91,17 @@ def counts(bundle: Bundle) -> Counter[tuple[int, str]]:
         ("nf4", "fp32", {}),
     ],
 )
+@pytest.mark.parametrize("via", [None, "transformers"])
 def test_a_packed_checkpoint_keeps_its_codes_and_gets_8_bits_elsewhere(
-    name: str, precision: str, expected: dict[tuple[int, str], int], tmp_path: Path
+    via: Via | None,
+    name: str,
+    precision: str,
+    expected: dict[tuple[int, str], int],
+    tmp_path: Path,
 ) -> None:
     write_packed(tmp_path / "source", METHODS[name])
-    bundle = export(tmp_path / "source", tmp_path / "bundle")
+    options = ExportOptions(via=via)
+    bundle = export(tmp_path / "source", tmp_path / "bundle", options=options)
     assert counts(bundle) == expected
     assert bundle.manifest.precision == precision
     assert bundle.manifest.provenance.calibrated_on is None

@@ -68,12 +68,18 @@ def _converted(
     expected: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The published tensors by the model's names, and a list of problems."""
+    from transformers.pytorch_utils import Conv1D
+
+    modules = model.named_modules()
+    turned = {f"{name}.weight" for name, module in modules if isinstance(module, Conv1D)}
     conversions = Conversions(model, expected)
     converters: dict[str, Any] = {}
     converted: dict[str, Tensor] = {}
     for published in in_natural_order(source):
         name, pattern = conversions.renamed(published)
-        tensor = source[published]
+        tensor: Tensor = source[published]
+        if source[published].outputs_first and name in turned:
+            tensor = tensor.T
         if pattern is None:
             converted[name] = tensor
         else:

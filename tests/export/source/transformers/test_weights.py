@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from syrupy.assertion import SnapshotAssertion
 from tests.export.source.transformers.tiny import tiny_model
+from tests.modeling.checkpoint.formats import reconfigure
+from tests.modeling.checkpoint.packed_files import METHODS
 from tests.refusals import refusal
 from tests.tiny.transformers_types import TYPES
 from torch import Tensor
@@ -73,6 +75,24 @@ def test_rows_of_every_type_are_those_that_transformers_saved(
     except Exception as error:
         pytest.skip(f"no tiny model: {error!r:.100}")
     check(tmp_path, model)
+
+
+def test_a_quantized_layer_is_turned_where_transformers_has_its_inputs_first(
+    tmp_path: Path,
+) -> None:
+    model, expected = published(tmp_path, "gpt2"), dict[str, Tensor]()
+    method = METHODS["gptq-4"]
+    tensors = load_file(tmp_path / FILE)
+    for name in [name for name in tensors if name.endswith("c_proj.weight")]:
+        packed = method.pack(tensors.pop(name).T.contiguous())
+        expected[name] = packed.dequantized.T
+        stem = name.removesuffix("weight")
+        tensors |= {f"{stem}{part}": value.contiguous() for part, value in packed.stored.items()}
+    save_file(tensors, tmp_path / FILE)
+    reconfigure(tmp_path, quantization_config=method.config)
+    weights = opened(tmp_path, model)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights.rows(name, 0, len(value)), value)
 
 
 def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
