@@ -6,6 +6,7 @@ Nothing is computed until the rows are read.
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
@@ -14,9 +15,8 @@ from torch import Tensor
 
 from ortolan.export.rotation import rotated
 from ortolan.export.values import add_initializer, static_shape, type_of
-from ortolan.modeling.codes import CodedRows, StoredCodes, join_codes, joint_format
-from ortolan.modeling.lazy_tensor import READ_ELEMENTS
-from ortolan.modeling.weights import Weights, read_weight
+from ortolan.modeling.lazy_tensor import LazyTensor, lazy_rows, rows_of, stored_tensor, whole_of
+from ortolan.modeling.weights import TensorWeights, Weights
 
 Side = Literal["", "inputs", "outputs"]
 
@@ -92,102 +92,72 @@ def recipes_of(models: Iterable[ir.Model]) -> Mapping[str, Recipe]:
     return ChainMap(*(model.graph.meta.setdefault(_KEY, {}) for model in models))
 
 
-class DerivedWeights:
+class DerivedWeights(TensorWeights):
     """Weights of a source, and those that recipes derive from them."""
 
     def __init__(self, source: Weights, recipes: Mapping[str, Recipe]) -> None:
-        self._source = source
+        super().__init__(_Tensors(source, recipes))
         self._recipes = recipes
-        self._held: tuple[str, Tensor] | None = None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a weight."""
-        recipe = self._recipes.get(name)
-        if recipe is None:
-            return self._source.shape(name)
-        shapes = [self._part_shape(part, recipe) for part in recipe.parts]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]`, in the stored dtype, or float32 with an offset or rotated."""
-        recipe = self._recipes.get(name)
-        if recipe is None:
-            return self._source.rows(name, start, stop)
-        if recipe.rotated == "inputs":
-            rows = self.rows(recipe.parts[0], start, stop).float()
-            return rotated(rows * read_weight(self, recipe.gain) if recipe.gain else rows)
-        if recipe.rotated == "outputs":
-            return self._rotated_outputs(recipe.parts[0], start, stop)
-        slices, first = [], 0
-        for part in recipe.parts:
-            count = self._part_shape(part, recipe)[0]
-            low, high = max(start - first, 0), min(stop - first, count)
-            if low < high:
-                read = self._columns if recipe.transposed else self.rows
-                slices.append(read(part, low, high))
-            first += count
-        rows = slices[0] if len(slices) == 1 else torch.cat(slices)
-        return rows.float() + recipe.offset if recipe.offset else rows
-
-    def codes(self, name: str) -> StoredCodes | None:
-        """The codes of a weight; None unless all of its parts are stored as codes."""
-        recipe = self._recipes.get(name)
-        if recipe is None:
-            return self._source.codes(name)
-        parts = [self.codes(part) for part in recipe.parts]
-        coded = [part for part in parts if part is not None]
-        if recipe.transposed or recipe.offset or recipe.rotated or len(coded) < len(parts):
-            return None
-
-        def rows(start: int, stop: int) -> CodedRows:
-            read, first = [], 0
-            for part, codes in zip(recipe.parts, coded, strict=True):
-                count = self.shape(part)[0]
-                low, high = max(start - first, 0), min(stop - first, count)
-                if low < high:
-                    read.append(codes.rows(low, high))
-                first += count
-            return join_codes(read)
-
-        return StoredCodes(lambda: joint_format(part.format for part in coded), rows)
 
     def leaves(self, name: str, *, transposed: bool = False) -> list[Leaf]:
         """The weights of the source that a weight consists of, in the order of its rows."""
         recipe = self._recipes.get(name)
         if recipe is None:
-            shape = self._source.shape(name)
+            shape = self.shape(name)
             return [Leaf(name, shape[-1] if transposed else shape[0], transposed)]
         swapped = transposed != recipe.transposed
         return [leaf for part in recipe.parts for leaf in self.leaves(part, transposed=swapped)]
 
-    def _rotated_outputs(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows of a weight whose outputs are rotated, or numbers of a bias.
 
-        Each depends on all rows, so the whole weight is in memory until its last row is read.
-        """
-        if self._held is None or self._held[0] != name:
-            whole = read_weight(self, name)
-            self._held = name, rotated(whole.T).T if whole.dim() > 1 else rotated(whole)
-        rows = self._held[1][start:stop]
-        if stop == len(self._held[1]):
-            self._held = None
-        return rows
+class _Tensors(dict[str, Tensor]):
+    """Lazy tensors by name, each made when it is first looked up."""
 
-    def _part_shape(self, part: str, recipe: Recipe) -> tuple[int, ...]:
-        shape = self.shape(part)
-        return shape[::-1] if recipe.transposed else shape
+    def __init__(self, source: Weights, recipes: Mapping[str, Recipe]) -> None:
+        super().__init__()
+        self._source = source
+        self._recipes = recipes
 
-    def _columns(self, name: str, start: int, stop: int) -> Tensor:
-        """Columns `[start:stop]` of a weight, as rows; reads a few of its own rows at a time."""
-        rows, columns = self.shape(name)
-        step = max(1, READ_ELEMENTS // columns)
-        return torch.cat(
-            [
-                self.rows(name, row, min(row + step, rows))[:, start:stop].T
-                for row in range(0, rows, step)
-            ],
-            dim=1,
-        )
+    def __missing__(self, name: str) -> Tensor:
+        recipe = self._recipes.get(name)
+        if recipe is not None:
+            gain = self[recipe.gain] if recipe.gain else None
+            tensor = _derived(recipe, [self[part] for part in recipe.parts], gain)
+        elif isinstance(self._source, TensorWeights):
+            tensor = self._source.tensors[name]
+            if not isinstance(tensor, LazyTensor):  # or joining would copy it
+                tensor = stored_tensor(tensor.shape, partial(rows_of, tensor), tensor.dtype)
+        else:
+            meta = torch.empty(self._source.shape(name), device="meta")
+            rows = partial(self._rows, name)
+            tensor = lazy_rows(meta, rows, is_sliced=True, codes=self._source.codes(name))
+        self[name] = tensor
+        return tensor
+
+    def _rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._source.rows(name, start, stop).float()
+
+
+def _derived(recipe: Recipe, parts: list[Tensor], gain: Tensor | None) -> Tensor:
+    """The tensor that a recipe makes of others; float32 with an offset, or rotated."""
+    if recipe.rotated:
+        meta = torch.empty(parts[0].shape, device="meta")
+        by_inputs = recipe.rotated == "inputs"
+        rows = partial(_rotated_inputs if by_inputs else _rotated_outputs, parts[0], gain)
+        return lazy_rows(meta, rows, is_sliced=by_inputs)
+    turned = [part.T for part in parts] if recipe.transposed else parts
+    tensor = turned[0] if len(turned) == 1 else torch.cat(turned)
+    return tensor.float() + recipe.offset if recipe.offset else tensor
+
+
+def _rotated_inputs(part: Tensor, gain: Tensor | None, start: int, stop: int) -> Tensor:
+    rows = rows_of(part, start, stop).float()
+    return rotated(rows if gain is None else rows * whole_of(gain).float())
+
+
+def _rotated_outputs(part: Tensor, _: Tensor | None, start: int, stop: int) -> Tensor:
+    """Rows of a weight whose outputs are rotated, or numbers of a bias; each depends on all."""
+    whole = whole_of(part).float()
+    return (rotated(whole.T).T if whole.dim() > 1 else rotated(whole))[start:stop]
 
 
 def _name(parts: tuple[str, ...], *, middle: Sequence[str]) -> str:

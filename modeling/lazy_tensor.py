@@ -228,7 +228,7 @@ def _nth(outputs: Any, place: int) -> Tensor:
     return tensor
 
 
-def _lazy_rows(
+def lazy_rows(
     meta: Tensor,
     rows: Callable[[int, int], Tensor],
     *,
@@ -274,7 +274,7 @@ def _selected(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
 
     is_sliced = all(0 in _axes(tensor) for tensor, _ in runs)
     codes, update = _codes(runs, meta), _update(runs, meta)
-    return _lazy_rows(meta, rows, is_sliced=is_sliced, codes=codes, update=update)
+    return lazy_rows(meta, rows, is_sliced=is_sliced, codes=codes, update=update)
 
 
 def _runs(call: _Call, place: int) -> list[Run] | None:
@@ -407,7 +407,7 @@ def _reshaped(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
             -1, *meta.shape[1:]
         )
 
-    return _lazy_rows(meta, rows, is_sliced=axis in whole.axes)
+    return lazy_rows(meta, rows, is_sliced=axis in whole.axes)
 
 
 def _stacked(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
@@ -419,7 +419,7 @@ def _stacked(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     def rows(start: int, stop: int) -> Tensor:
         return torch.stack([whole_of(part) for part in parts[start:stop]])
 
-    return _lazy_rows(meta, rows, is_sliced=True)
+    return lazy_rows(meta, rows, is_sliced=True)
 
 
 # --- operations that treat all elements or all rows alike ---------------------------------------
@@ -471,7 +471,7 @@ def _by_row(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     def rows(start: int, stop: int) -> Tensor:
         return _nth(call.applied(lambda tensor: rows_of(tensor, start, stop)), place)
 
-    return _lazy_rows(meta, rows, is_sliced=all(0 in _axes(tensor) for tensor in tensors))
+    return lazy_rows(meta, rows, is_sliced=all(0 in _axes(tensor) for tensor in tensors))
 
 
 def _axes(tensor: Tensor) -> frozenset[int]:
