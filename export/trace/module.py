@@ -3,10 +3,12 @@
 Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 """
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import preserve_node_meta
 
+from ortolan.export.trace.blocks import Block, BlockRecorder, skip
 from ortolan.export.trace.decoder import seen_of, step_inputs
 from ortolan.export.trace.lines import (
     Annotated,
@@ -30,14 +33,23 @@ from ortolan.export.trace.lines import (
     node_in,
 )
 from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace_entry
+from ortolan.export.trace.repeat import Layer, UnlikeBlocksError, copy_blocks, owner_of
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError, ModelingError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.state import CachedState, WholeState
 from ortolan.modeling.state import State as ModuleState
-from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, state_names
+from ortolan.runtime.bundle.interface import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    PAST,
+    PRESENT,
+    SEQLENS,
+    TOTAL,
+)
 from ortolan.runtime.bundle.manifest import State, StateType
+from ortolan.runtime.bundle.source import IDS
 
 ROWS, TOKENS = 1, 3
 """Rows and tokens of the forward that shows what a module carries."""
@@ -56,6 +68,7 @@ class Carried:
         kept: shapes of the states of fixed size for one row, by name.
         vocab_size: of its logits.
         takes_one: whether it reads its tokens one by one.
+        blocks: those that compute the same as others.
     """
 
     layers: Mapping[int, AttentionConfig]
@@ -63,9 +76,14 @@ class Carried:
     kept: Mapping[str, tuple[int, ...]]
     vocab_size: int
     takes_one: bool
+    blocks: tuple[Block, ...] = ()
 
     def states(self, dtype: StateType) -> tuple[State, ...]:
         """The states as the manifest lists them."""
+        return tuple(chain.from_iterable(self.keyed_states(dtype).values()))
+
+    def keyed_states(self, dtype: StateType) -> dict[object, tuple[State, ...]]:
+        """The states of each layer and of each name, in the order of a graph."""
 
         def state(
             name: str,
@@ -82,20 +100,29 @@ class Carried:
                 update=update,
             )
 
-        caches = [
-            state(f"{place}.{kind}", (spec.num_kv_heads, "capacity", spec.head_dim), "append", PAST)
-            for place, spec in enumerate(self.layers.values())
-            for kind in ("key", "value")
-        ]
-        extended = [
-            state(name, ("capacity", width), "append") for name, width in self.extended.items()
-        ]
-        kept = [state(name, shape, "replace") for name, shape in self.kept.items()]
-        return (*caches, *extended, *kept)
+        states: dict[object, tuple[State, ...]] = {}
+        for place, (layer, spec) in enumerate(self.layers.items()):
+            shape = (spec.num_kv_heads, "capacity", spec.head_dim)
+            states[layer] = tuple(
+                state(f"{place}.{kind}", shape, "append", PAST) for kind in ("key", "value")
+            )
+        for name, width in self.extended.items():
+            states["extended", name] = (state(name, ("capacity", width), "append"),)
+        for name, kept in self.kept.items():
+            states["kept", name] = (state(name, kept, "replace"),)
+        return states
 
 
 class _ObservedState(WholeState):
     """A state that checks the axes of what a module passes to it."""
+
+    def seen(self) -> dict[object, object]:
+        """What is known of each state so far, by the keys of `Carried.keyed_states`."""
+        return {
+            **{layer: spec for layer, spec in self.layers.items()},
+            **{("extended", name): shape for name, shape in self.extended.items()},
+            **{("kept", name): shape for name, shape in self.kept.items()},
+        }
 
     def attend(
         self,
@@ -159,27 +186,29 @@ class _ModuleGraph(Entry):
 
     def forward(self, feeds: Feeds) -> tuple[Tensor, list[LayerCache], list[Tensor], list[Tensor]]:
         carried = self.carried
-        ids, lengths, total, logit_positions, *states = feeds.values()
-        pasts = iter(states)
-        caches = {layer: LayerCache(next(pasts), next(pasts)) for layer in carried.layers}
-        extended = {name: next(pasts) for name in carried.extended}
-        grows = bool(caches or extended)
-        state = CachedState(
-            StepLengths(lengths, total, seen_of(total, states[0].shape[-2]) if grows else None),
-            caches,
-            dict(zip(carried.kept, pasts, strict=True)),
-            logit_positions,
-            extended,
+        pasts = {
+            key: [feeds[state.input] for state in states]
+            for key, states in carried.keyed_states("float32").items()
+            if states[0].input in feeds  # otherwise of a block that is copied later
+        }
+        caches = {layer: LayerCache(*pasts[layer]) for layer in carried.layers if layer in pasts}
+        extended, kept = (
+            {name: pasts[kind, name][0] for name in names if (kind, name) in pasts}
+            for kind, names in (("extended", carried.extended), ("kept", carried.kept))
         )
+        growing = [*(cache.key for cache in caches.values()), *extended.values()]
+        total, rows = feeds[TOTAL], feeds[LOGIT_POSITIONS]
+        seen = seen_of(total, growing[0].shape[-2]) if growing else None
+        state = CachedState(StepLengths(feeds[SEQLENS], total, seen), caches, kept, rows, extended)
         with Annotated():
-            logits = self.model(ids, state)
+            logits = self.model(feeds[IDS], state)
         if not state.has_selected:
-            logits = select(logits, logit_positions)
+            logits = select(logits, rows)
         return (
             logits.float(),
-            [state.presents[layer] for layer in carried.layers],
-            [state.extended[name] for name in carried.extended],
-            [state.kept[name] for name in carried.kept],
+            [state.presents[layer] for layer in caches],
+            [state.extended[name] for name in extended],
+            [state.kept[name] for name in kept],
         )
 
 
@@ -188,7 +217,8 @@ def find_carried(module: nn.Module) -> Carried:
     name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):
         twin, state = twin_of(module, None), _ObservedState()
-        logits = _call(twin, torch.zeros(ROWS, TOKENS, dtype=torch.int64), state)
+        with BlockRecorder(twin, state.seen) as recorder:
+            logits = _call(twin, torch.zeros(ROWS, TOKENS, dtype=torch.int64), state)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != (ROWS, TOKENS):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
@@ -214,6 +244,7 @@ def find_carried(module: nn.Module) -> Carried:
         kept={name: shape[1:] for name, shape in state.kept.items()},
         vocab_size=int(logits.shape[-1]),
         takes_one=state.takes_one,
+        blocks=recorder.blocks(),
     )
 
 
@@ -234,14 +265,48 @@ def trace_module(
         tied: second names of shared parameters, and the first name of each.
         sequence: number of new tokens, if it is fixed.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        entry = _ModuleGraph(twin_of(module, dtype), carried)
-        io = _signature(carried, dtype, sequence)
+    io = _signature(carried, dtype, sequence)
+    with FakeTensorMode(allow_non_fake_inputs=True), preserve_node_meta():
+        # Otherwise trace the whole module: slower, but the same graph.
+        with contextlib.suppress(UnlikeBlocksError, torch.onnx.errors.OnnxExporterError):
+            return _repeated(module, carried, io, dtype=dtype, tied=tied)
         try:
-            with preserve_node_meta():
-                return trace_entry(entry, io, tied)
+            return trace_entry(_ModuleGraph(twin_of(module, dtype), carried), io, tied)
         except torch.onnx.errors.OnnxExporterError as error:
             raise _untraceable(type(module).__name__, error) from error
+
+
+def _repeated(
+    module: nn.Module,
+    carried: Carried,
+    io: Signature,
+    *,
+    dtype: torch.dtype,
+    tied: Mapping[str, str],
+) -> ir.Model:
+    """Trace one block of each kind, and copy it in the graph."""
+    states = carried.keyed_states("float32")
+    layers = dict[str, Layer]()
+    for block in carried.blocks:
+        own = chain.from_iterable(states[key] for key in block.states)
+        names = [name for state in own for name in (state.input, state.output)]
+        layers[block.name] = Layer(traced=block.traced, names=(block.name, *names))
+    is_tied = any(owner_of(name, layers) for pair in tied.items() for name in pair)
+    if not layers or is_tied:
+        raise UnlikeBlocksError("no block repeats")
+    twin = twin_of(module, dtype)
+    skip(twin, carried.blocks)
+
+    def is_traced(name: str) -> bool:
+        owner = owner_of(name, layers)
+        return owner is None or layers[owner].traced == owner
+
+    short = Signature(
+        [each for each in io.inputs if is_traced(each.name)], list(filter(is_traced, io.outputs))
+    )
+    traced = trace_entry(_ModuleGraph(twin, carried), short, tied)
+    copy_blocks(traced, layers, inputs=io.names, outputs=io.outputs)
+    return traced
 
 
 def _untraceable(name: str, error: Exception) -> ConfigError:
@@ -279,27 +344,15 @@ def untraceable(name: str, tracer: str, error: BaseException) -> ConfigError:
 def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Signature:
     batch, capacity = 2, 8
 
-    def state(name: str, shape: tuple[int, ...], axes: dict[int, str]) -> GraphInput:
-        return GraphInput(name, torch.zeros(batch, *shape, dtype=dtype), {0: "batch", **axes})
+    def example(state: State) -> GraphInput:
+        sizes = [size if isinstance(size, int) else capacity for size in state.shape[1:]]
+        axes = {axis: name for axis, name in enumerate(state.shape) if isinstance(name, str)}
+        return GraphInput(state.input, torch.zeros(batch, *sizes, dtype=dtype), axes)
 
-    cached = [
-        shape
-        for spec in carried.layers.values()
-        for shape in [(spec.num_kv_heads, capacity, spec.head_dim)] * 2
-    ]
-    layers, names = len(carried.layers), [*carried.extended, *carried.kept]
-    pasts = state_names(PAST, layers)
+    states = carried.states("float32")
     return Signature(
-        [
-            *step_inputs(sequence, batch=batch),
-            *(state(n, s, {2: "capacity"}) for n, s in zip(pasts, cached, strict=True)),
-            *(
-                state(f"past.{name}", (capacity, width), {1: "capacity"})
-                for name, width in carried.extended.items()
-            ),
-            *(state(f"past.{name}", shape, {}) for name, shape in carried.kept.items()),
-        ],
-        [LOGITS, *state_names(PRESENT, layers), *(f"{PRESENT}.{name}" for name in names)],
+        [*step_inputs(sequence, batch=batch), *map(example, states)],
+        [LOGITS, *(state.output for state in states)],
     )
 
 

@@ -13,15 +13,18 @@ on neither, such as a mask or a size, are shared by all layers.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import onnx_ir as ir
 
-from ortolan.export.trace.shorten import ENTER, LEAVE, MARKS, Blocks
+from ortolan.export.trace.shorten import COPY, ENTER, LEAVE, MARKS, Blocks
 from ortolan.export.values import name_of, replace_value
+
+Owner = TypeVar("Owner")
 
 _NUMBERED = re.compile(r"(?P<head>.+?)\.(?P<number>\d+)\.(?P<tail>.+)")
 
@@ -55,11 +58,24 @@ def repeat(
 ) -> None:
     """Turn the marked graph of a short model into that of the whole one."""
     graph = traced.graph
-    bodies = _bodies(graph, blocks.stacks)
+    counts: Counter[str] = Counter()
+
+    def entered(node: ir.Node) -> _Owner:
+        stack = node.attributes.get_string("stack") or ""
+        counts[stack] += 1
+        return _Owner(stack, counts[stack] - 1)
+
+    bodies = _bodies(graph, partial(_owner, stacks=blocks.stacks), entered)
     for prefix, of_layers in blocks.of_layers.items():
         stack = [bodies[_Owner(prefix, number)] for number in sorted(set(of_layers))]
         if any(body.nodes for body in stack):
             _repeat_stack(graph, stack, of_layers)
+    _finish(traced, inputs, outputs)
+
+
+def _finish(traced: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Remove all marks, and order inputs and outputs."""
+    graph = traced.graph
     _remove_marks(graph)
     traced.opset_imports.pop(MARKS, None)
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
@@ -69,26 +85,85 @@ def repeat(
         values[:] = [by_name[name] for name in names]
 
 
-def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body]:
-    """Find the part that each block owns."""
-    bodies: dict[_Owner, _Body] = defaultdict(_Body)
-    owners: dict[ir.Value, _Owner] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer of a model in whose graph only some are traced.
+
+    Attributes:
+        traced: name of the layer that stands for it.
+        names: of its weights, as far as they are equal, and of its states; as those of `traced`.
+    """
+
+    traced: str
+    names: Sequence[str]
+
+
+def copy_blocks(
+    traced: ir.Model,
+    layers: Mapping[str, Layer],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> None:
+    """Put copies of the traced blocks where the others belong."""
+    graph = traced.graph
+    bodies = _bodies(
+        graph,
+        lambda value: owner_of(name_of(value), layers),
+        lambda node: node.attributes.get_string("block") or "",
+    )
+    for mark in [node for node in graph if _is_mark(node, COPY)]:
+        name = mark.attributes.get_string("block") or ""
+        body, names = bodies[layers[name].traced], layers[name].names
+        old = layers[layers[name].traced].names
+        nodes = _copy(graph, body, partial(_renamed, old, names), name.rpartition(".")[2])
+        graph.insert_before(mark, nodes)
+        (enter,), (leave,) = ([n for n in nodes if _is_mark(n, one)] for one in (ENTER, LEAVE))
+        enter.replace_input_with(0, mark.inputs[0])
+        mark.outputs[0].replace_all_uses_with(leave.outputs[0], replace_graph_outputs=True)
+        graph.remove(mark, safe=True)
+    _finish(traced, inputs, outputs)
+
+
+def owner_of(name: str, layers: Mapping[str, Layer]) -> str | None:
+    """The layer to which a weight or a state belongs."""
+    for owner, layer in layers.items():
+        if any(_is_of(name, own) for own in layer.names):
+            return owner
+    return None
+
+
+def _is_of(name: str, own: str) -> bool:
+    return name == own or name.startswith(f"{own}.")
+
+
+def _renamed(old: Sequence[str], names: Sequence[str], name: str) -> str:
+    """The name of a weight or a state in another layer."""
+    place, own = next((place, own) for place, own in enumerate(old) if _is_of(name, own))
+    return names[place] + name.removeprefix(own)
+
+
+def _bodies(
+    graph: ir.Graph,
+    owner_of: Callable[[ir.Value], Owner | None],
+    entered: Callable[[ir.Node], Owner],
+) -> Mapping[Owner, _Body]:
+    """Find the part that each block owns, from the owners of values and of marks."""
+    bodies: dict[Owner, _Body] = defaultdict(_Body)
+    owners: dict[ir.Value, Owner] = {}
     for value in (*graph.inputs, *graph.initializers.values()):
-        owner = _owner(value, stacks)
+        owner = owner_of(value)
         if owner is None:
             continue
         if value.const_value is not None:
             raise UnlikeBlocksError(f"{value.name}: expected a weight without data")
         owners[value] = owner
         bodies[owner].inputs.append(value)
-    entered: Counter[str] = Counter()
     for node in graph:
         read = {owners[value] for value in node.inputs if value in owners}
         if _is_mark(node, ENTER):
             # The stream belongs to no block outside of the marks: a block begins with Enter.
-            stack = node.attributes.get_string("stack") or ""
-            read.add(_Owner(stack, entered[stack]))
-            entered[stack] += 1
+            read.add(entered(node))
         if len(read) > 1 or any(_has_graph(attribute) for attribute in node.attributes.values()):
             raise UnlikeBlocksError(f"{node.name}: expected a node of one block, got {read}")
         for owner in read:
@@ -96,7 +171,7 @@ def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body
             if not _is_mark(node, LEAVE):
                 owners |= dict.fromkeys(node.outputs, owner)
     for value in graph.outputs:
-        if owners.get(value) != _owner(value, stacks):
+        if owners.get(value) != owner_of(value):
             raise UnlikeBlocksError(f"{value.name}: expected its block, got {owners.get(value)}")
     return bodies
 
@@ -124,13 +199,13 @@ def _repeat_stack(graph: ir.Graph, bodies: Sequence[_Body], of_layers: Sequence[
     for body, layer in reversed(list(zip(bodies, layers, strict=True))):
         outputs = (out for node in body.nodes for out in node.outputs if out.is_graph_output())
         for value in (*body.inputs, *outputs):
-            value.name = _numbered(value, layer)
+            value.name = _numbered(layer, name_of(value))
     stream = _stream(bodies)
     last = bodies[0].nodes[-1]
     for layer, number in enumerate(of_layers):
         nodes = bodies[number].nodes
         if layer != layers[number]:
-            nodes = _copy(graph, bodies[number], layer)
+            nodes = _copy(graph, bodies[number], partial(_numbered, layer), str(layer))
             graph.insert_after(last, nodes)
         last = nodes[-1]
         for node in nodes:
@@ -160,7 +235,7 @@ def _stream(bodies: Sequence[_Body]) -> ir.Value | None:
     return marks[0][0].inputs[0]
 
 
-def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
+def _copy(graph: ir.Graph, body: _Body, renamed: Callable[[str], str], layer: str) -> list[ir.Node]:
     """Copy a body's nodes for another layer; inputs and outputs are added to the graph."""
     copies: dict[ir.Value | None, ir.Value | None] = {}
 
@@ -170,7 +245,7 @@ def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
         return new
 
     for value in body.inputs:
-        new = copy(value, _numbered(value, layer))
+        new = copy(value, renamed(name_of(value)))
         if value.is_initializer():
             graph.initializers.add(new)
         else:
@@ -180,7 +255,7 @@ def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
         outputs = []
         for value in node.outputs:
             if value.is_graph_output():
-                outputs.append(copy(value, _numbered(value, layer)))
+                outputs.append(copy(value, renamed(name_of(value))))
                 graph.outputs.append(outputs[-1])
             else:
                 outputs.append(copy(value, f"{value.name}.{layer}"))
@@ -199,11 +274,11 @@ def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
     return nodes
 
 
-def _numbered(value: ir.Value, layer: int) -> str:
+def _numbered(layer: int, name: str) -> str:
     """The name of a value in another layer."""
-    match = _NUMBERED.fullmatch(name_of(value))
+    match = _NUMBERED.fullmatch(name)
     if match is None:
-        raise UnlikeBlocksError(f"{value.name}: expected a name with a number")
+        raise UnlikeBlocksError(f"{name}: expected a name with a number")
     return f"{match['head']}.{layer}.{match['tail']}"
 
 

@@ -33,8 +33,8 @@ from ortolan.runtime.bundle.interface import CROSS, PAST, PRESENT
 C = TypeVar("C", bound=ModelConfig)
 
 MARKS = "ortolan"
-ENTER, LEAVE = "Enter", "Leave"
-"""Temporary nodes where the residual stream enters and leaves a block."""
+ENTER, LEAVE, COPY = "Enter", "Leave", "Copy"
+"""Temporary nodes where the stream enters and leaves a block, and where a copy belongs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ token sees: the state knows the length of each row.
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from ortolan.modeling.state import State
 
 NAME = "ortolan"
 """Name of this attention in transformers."""
+
+LAYERS = 1 << 16
+"""More than any model has: where the second attention of a layer gets its number."""
 
 INERT = frozenset(
     {
@@ -60,7 +64,7 @@ class Step:
         state: the state of the step.
         positions: of the new tokens, int64 `(B, S)` or `(1, S)`.
         context_length: number of positions.
-        extended: keys and values of each attention so far, in order.
+        extended: keys and values of each attention so far, by its number in the state.
         cached: number of times that the cache got keys and values.
         keeps: whether the state keeps anything for the next step.
         recurrence: name of the state of the next recurrence.
@@ -70,7 +74,7 @@ class Step:
     state: State
     positions: Tensor
     context_length: int
-    extended: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    extended: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     cached: int = 0
     keeps: bool = False
     recurrence: str = ""
@@ -107,15 +111,13 @@ def attend(
     step = STEP.get()
     mask = _checked(module, attention_mask, others)
     shared = (
-        place
-        for place, (keys, values) in enumerate(step.extended)
-        if keys is key and values is value
+        place for place, (keys, values) in step.extended.items() if keys is key and values is value
     )
     place = next(shared, None)
     new: tuple[Tensor, ...] = ()
     if place is None:
-        place, new = len(step.extended), (key, value)
-        step.extended.append((key, value))
+        place, new = _free_place(module, step), (key, value)
+        step.extended[place] = new
         step.keeps = True
     out: Tensor = step.state.attend(
         place,
@@ -127,6 +129,13 @@ def attend(
         sinks=s_aux,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _free_place(module: nn.Module, step: Step) -> int:
+    """A number for an attention; it depends only on its layer, so that others can be left out."""
+    place = getattr(module, "layer_idx", None)
+    place = place if isinstance(place, int) else len(step.extended)
+    return next(free for free in count(place, LAYERS) if free not in step.extended)
 
 
 def _checked(module: nn.Module, mask: Mask | Tensor | None, others: dict[str, Any]) -> Mask:
