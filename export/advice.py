@@ -1,10 +1,11 @@
 """Warnings before an export, and advice after it on coming closer to the trained model."""
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import GROUP_SIZES
 from ortolan.export.parameters import is_matrix, weights_of
 from ortolan.export.quantize.schemes import NARROW, is_block, scheme_of, stored_scheme
-from ortolan.export.settings import Plan, Quantization
+from ortolan.export.settings import Plan
 
 UNCALIBRATED_WIDTH = 1024
 """Width below which uncalibrated 4-bit weights are usually poor; models of 384 and 576 are."""

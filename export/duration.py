@@ -7,10 +7,11 @@ import torch
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import Method
 from ortolan.export.parameters import count, is_matrix, weights_of
 from ortolan.export.quantize.guide import is_affordable
-from ortolan.export.settings import Plan, Quantization
+from ortolan.export.settings import Plan
 from ortolan.runtime.engine.threads import physical_cores
 
 START_S = 14.0

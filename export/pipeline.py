@@ -18,6 +18,7 @@ from ortolan.export.inputs.calibration import (
     own_calibration,
     read_calibration,
 )
+from ortolan.export.low_bit import CACHE_SEQUENCES
 from ortolan.export.options import (
     DEFAULTS,
     Device,
@@ -30,7 +31,7 @@ from ortolan.export.proof.certificate import certify, describe_failure, passed, 
 from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.quantize.stored import default_precision
-from ortolan.export.settings import CACHE_SEQUENCES, Plan, resolve
+from ortolan.export.settings import Plan, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference

@@ -2,33 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
 import torch
 
 from ortolan.export.errors import OptionError, not_among
+from ortolan.export.low_bit import CALIBRATED_HEAD_BITS, Quantization, Reuse, quantization_of
 from ortolan.export.options import (
     DEFAULTS,
-    GROUP_SIZES,
-    METHODS,
     Attention,
     Auto,
     Cache,
     Device,
-    Effort,
     ExportOptions,
     Graphs,
-    GroupSize,
-    HeadBits,
     Int4,
     Int8,
-    Method,
     Precision,
     PrecisionName,
     PrefillPrecision,
     Proof,
 )
-from ortolan.export.scheme import Scheme
 from ortolan.runtime.bundle.kinds import (
     BOTH_WAYS,
     DECODE,
@@ -40,13 +34,10 @@ from ortolan.runtime.bundle.kinds import (
 )
 from ortolan.runtime.bundle.manifest import Graph
 
+_WITH_FLOAT32: Mapping[PrecisionName, torch.dtype] = {"int8": torch.float32, "int4": torch.float32}
+
 DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
-    "cpu": {
-        "fp32": torch.float32,
-        "fp16": torch.float16,
-        "int8": torch.float32,
-        "int4": torch.float32,
-    },
+    "cpu": {"fp32": torch.float32, "fp16": torch.float16, **_WITH_FLOAT32},
     # GroupQueryAttention on CUDA supports 16-bit floats only.
     "cuda": {
         "fp16": torch.float16,
@@ -55,18 +46,9 @@ DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
         "int4": torch.float16,
     },
     # Many GPUs compute float16 in no shader, so low-bit weights come with float32.
-    "webgpu": {
-        "fp32": torch.float32,
-        "fp16": torch.float16,
-        "int8": torch.float32,
-        "int4": torch.float32,
-    },
+    "webgpu": {"fp32": torch.float32, "fp16": torch.float16, **_WITH_FLOAT32},
     # Browsers: WebAssembly, whose kernels compute in float32, or WebGPU.
-    "web": {
-        "fp32": torch.float32,
-        "int8": torch.float32,
-        "int4": torch.float32,
-    },
+    "web": {"fp32": torch.float32, **_WITH_FLOAT32},
 }
 """Precisions that each device supports, with the type of activations, cache and float weights."""
 
@@ -79,93 +61,6 @@ REPLAYED: Mapping[torch.dtype, bool] = {
 
 INT8_PREFILL_FROM = 16
 """New tokens from which an int8 prefill graph beats the decode graph (docs/adr/0006)."""
-
-GROUP_SIZE: GroupSize = 128
-LARGE_GROUP_SIZE: GroupSize = 256
-"""Default group sizes; the second for blocks below a 4-bit head, where calibration makes up for
-larger groups (docs/adr/0005)."""
-
-NARROW_GROUP_SIZE: GroupSize = 32
-"""Default group size of short 4-bit rows, which lose most by larger groups (docs/adr/0005)."""
-
-MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {
-    "cpu": 256,
-    "cuda": 128,
-    "webgpu": 256,
-    "web": 256,
-}
-"""Largest group size that a device has kernels for."""
-
-CALIBRATED_HEAD_BITS: HeadBits = 4
-HEAD_BITS: HeadBits = 8
-"""Default bits of an int4 head and embedding, calibrated and not (docs/adr/0005)."""
-
-CACHE_SEQUENCES = 32
-"""Maximum number of inputs that an int8 cache is fitted to."""
-
-
-class EffortSettings(NamedTuple):
-    """What an effort stands for.
-
-    Attributes:
-        method: how codes are found.
-        sequences: inputs to calibrate on.
-        is_guided: whether gradients weigh the tokens (`quantize.guide`).
-    """
-
-    method: Method
-    sequences: int
-    is_guided: bool
-
-
-EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, EffortSettings]] = {
-    4: {
-        "quick": EffortSettings("rtn", 16, False),
-        "normal": EffortSettings("gptq", 16, False),
-        "best": EffortSettings("gptq", 32, True),
-    },
-    8: {
-        "quick": EffortSettings("rtn", 16, False),
-        "normal": EffortSettings("rtn", 16, False),
-        "best": EffortSettings("gptq", 32, True),
-    },
-}
-"""By the bits of the weights (docs/adr/0039)."""
-
-Reuse = Literal["all", "plain", "none"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """How weights become integers.
-
-    Attributes:
-        scheme: format of the products in blocks.
-        head: format of the head and the embedding, which may share a table.
-        method: how codes are found.
-        options: of the command line that chose another method than calibration.
-        narrow_group: group size of block rows shorter than `schemes.NARROW`; None for that of
-            `scheme`.
-        shrink_groups: use smaller groups where the last one of a row would be mostly padding.
-        exclude: patterns of weights that stay floats (`fnmatch`).
-        calibration_sequences: see `Int8`.
-        is_guided: whether gradients weigh the tokens of calibration inputs (`quantize.guide`).
-        reuse_head_bits: largest width in which codes of a stored head are reused.
-        reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`
-            leaves out those with a minimum per group, which need more nodes.
-    """
-
-    scheme: Scheme
-    head: Scheme
-    method: Method
-    options: tuple[str, ...] = ()
-    narrow_group: GroupSize | None = None
-    shrink_groups: bool = False
-    exclude: tuple[str, ...] = ()
-    calibration_sequences: int = CACHE_SEQUENCES
-    is_guided: bool = False
-    reuse_head_bits: int = 4
-    reuse: Reuse = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +205,7 @@ def resolve(
         raise not_among("precision", weights, get_args(PrecisionName))
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
-    quantization = None if isinstance(weights, str) else _quantization(kind, weights, device)
+    quantization = None if isinstance(weights, str) else quantization_of(kind, weights, device)
     plan = Plan(
         kind=kind,
         device=device,
@@ -326,8 +221,7 @@ def resolve(
         plan = replace(plan, quantization=replace(quantization, reuse=reuse))
     _check_graphs(plan)
     _check_prefill(plan)
-    _check_cache(plan)
-    _check_both_ways(plan)
+    _check_needs(plan)
     return plan
 
 
@@ -358,76 +252,6 @@ def draft_of(plan: Plan) -> Plan:
 
 
 _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
-
-
-# --- low-bit weights ------------------------------------------------------------------------------
-
-
-def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
-    """The settings of low-bit weights.
-
-    A calibrated decoder has a 4-bit head, all others one of 8 bits.
-    """
-    if weights.effort not in get_args(Effort):
-        raise not_among("effort", weights.effort, get_args(Effort))
-    work = EFFORTS[weights.bits][weights.effort]
-    sequences = weights.calibration_sequences
-    sequences = work.sequences if sequences is None else sequences
-    if sequences < 1:
-        raise OptionError(f"calibration_sequences must be at least 1 (got {sequences}).")
-    method = weights.method or work.method
-    if method not in METHODS:
-        raise not_among("method", method, METHODS)
-    chosen = [] if weights.method is None else [f"--method {method}"]
-    chosen += ["--effort quick"] if weights.effort == "quick" else []
-    head_bits = weights.head_bits
-    if head_bits is None:
-        # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
-        has_small_head = method == "gptq" and KINDS[kind].has_decoder
-        head_bits = CALIBRATED_HEAD_BITS if has_small_head else HEAD_BITS
-    if head_bits not in get_args(HeadBits):
-        raise not_among("head_bits", head_bits, get_args(HeadBits))
-    block_group = LARGE_GROUP_SIZE if head_bits == CALIBRATED_HEAD_BITS else GROUP_SIZE
-    scheme = Scheme(
-        bits=weights.bits,
-        group=_group_size(device, weights.group_size, block_group),
-        symmetric=not weights.asymmetric,
-    )
-    # An 8-bit head on 4-bit blocks gains nothing by smaller groups.
-    head_group = weights.group_size if head_bits == weights.bits else None
-    is_default = weights.group_size is None
-    return Quantization(
-        scheme=scheme,
-        head=replace(scheme, bits=head_bits, group=_group_size(device, head_group, GROUP_SIZE)),
-        method=method,
-        options=tuple(chosen),
-        narrow_group=NARROW_GROUP_SIZE if is_default and weights.bits == 4 else None,
-        shrink_groups=is_default,
-        exclude=tuple(weights.exclude),
-        calibration_sequences=sequences,
-        is_guided=work.is_guided,
-        reuse_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
-        # A user who sets a method wants its codes.
-        reuse="all" if weights.method is None else "none",
-    )
-
-
-def _group_size(device: Device, value: GroupSize | None, default: GroupSize) -> GroupSize:
-    """The chosen size, or the default as far as the device has kernels for it."""
-    largest = MAX_GROUP_SIZE[device]
-    if value is None:
-        return min(largest, default)
-    if value not in GROUP_SIZES:
-        raise not_among("group_size", value, GROUP_SIZES)
-    if value > largest:
-        raise OptionError(
-            f"group_size must be at most {largest} (got {value}): {device} has no kernel for "
-            "larger groups."
-        )
-    return value
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def _check_choices(precision: PrecisionName, device: Device, options: ExportOptions) -> None:
@@ -483,26 +307,17 @@ def _check_prefill(plan: Plan) -> None:
         )
 
 
-def _check_cache(plan: Plan) -> None:
-    if plan.options.cache == "float":
-        return
-    for needed, got, fits in (
-        ("a model with a decoder only", plan.kind, plan.kind == "decoder"),
-        ("the cpu", plan.device, plan.device == "cpu"),
-        ("fused attention", plan.options.attention, plan.options.attention == "fused"),
-    ):
-        if not fits:
+def _check_needs(plan: Plan) -> None:
+    """Reject an int8 cache, or images whose vectors see each other, where no kernel has them."""
+    options = plan.options
+    alone = ("a model with a decoder only", plan.kind, plan.kind == "decoder")
+    cpu = ("the cpu", plan.device, plan.device == "cpu")
+    fused = ("fused attention", options.attention, options.attention == "fused")
+    for needed, got, fits in (alone, cpu, fused):
+        if options.cache == "int8" and not fits:
             raise OptionError(f"An int8 cache needs {needed} (got {got}).")
-
-
-def _check_both_ways(plan: Plan) -> None:
-    if not plan.sees_both_ways:
-        return
-    for needed, got, fits in (
-        ("the cpu", plan.device, plan.device == "cpu"),
-        ("fused attention", plan.options.attention, plan.options.attention == "fused"),
-    ):
-        if not fits:
+    for needed, got, fits in (cpu, fused):
+        if plan.sees_both_ways and not fits:
             raise OptionError(
                 f"Images whose vectors see each other, as this model's do, need {needed} (got "
                 f"{got}). Export its language model alone: --text-only."

@@ -7,10 +7,11 @@ import msgspec
 from torch import nn
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import Method, PrecisionName
 from ortolan.export.parameters import count, is_matrix, weights_of
 from ortolan.export.quantize.schemes import scheme_of
-from ortolan.export.settings import Quantization, resolve
+from ortolan.export.settings import resolve
 from ortolan.export.sizes import pages
 
 PROGRAM_BYTES = 550 << 20

@@ -20,6 +20,7 @@ from ortolan import files
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import PrecisionName
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
@@ -30,7 +31,7 @@ from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.quantize.schemes import scheme_choices
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Plan, Quantization
+from ortolan.export.settings import Plan
 from ortolan.export.sizes import page_bytes, pages
 
 TOKENS = 256

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.low_bit import Quantization
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import importance, is_affordable
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weight
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Quantization
 from ortolan.modeling.weights import Weights
 
 

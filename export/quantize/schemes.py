@@ -9,9 +9,9 @@ from typing import Literal, cast
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import GROUP_SIZES, GroupSize
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Quantization
 from ortolan.export.values import static_shape
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.interface import TARGET_IDS

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import PrecisionName
 from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.schemes import stored_scheme
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Quantization
 from ortolan.modeling.lazy_tensor import READ_ELEMENTS
 from ortolan.modeling.weights import Weights
 

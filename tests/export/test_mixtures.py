@@ -14,13 +14,13 @@ from torch import nn
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.low_bit import Quantization
 from ortolan.export.options import ExportOptions, GroupSize, Int4
 from ortolan.export.quantize import rounding, rtn
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import row_chunks
 from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Quantization
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.weights import module_weights

@@ -8,10 +8,11 @@ from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from torch import Tensor
 
+from ortolan.export.low_bit import NARROW_GROUP_SIZE, Quantization
 from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 from ortolan.export.quantize.schemes import NARROW, assign_schemes, scheme_choices, scheme_of
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import NARROW_GROUP_SIZE, Quantization, resolve
+from ortolan.export.settings import resolve
 from ortolan.modeling.codes import CodedRows, CodeFormat, StoredCodes
 from ortolan.modeling.weights import Weights
 

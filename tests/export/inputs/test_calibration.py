@@ -30,7 +30,7 @@ from ortolan.export.inputs.calibration import (
     read_calibration,
     spread,
 )
-from ortolan.export.settings import CACHE_SEQUENCES
+from ortolan.export.low_bit import CACHE_SEQUENCES
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
