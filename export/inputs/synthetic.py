@@ -199,10 +199,7 @@ def noise(
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, C)` whose amplitudes fall as 1 / frequency, as in photographs (Field 1987).
 
-    Args:
-        shape: of an image, `(H, W, C)`.
-        random: generator.
-        count: N.
+    `shape` is that of an image.
     """
     height, width, _ = shape
     rows, columns = np.fft.fftfreq(height), np.fft.rfftfreq(width)

@@ -49,16 +49,10 @@ def write(
 ) -> list[NDArray[np.int64]]:
     """Let a bundle write texts at temperature 1, which are samples of its distribution.
 
-    Deterministic for one bundle, thread count and processor.
-
-    Args:
-        bundle: its folder; files are exchanged in the parent folder.
-        beginnings: ids `(S,)` that texts begin with, more than enough; or the sources of an
-            encoder-decoder, ids `(T,)`, images `(H, W, C)` or samples `(N,)`, one text
-            for each.
-        tokens: total tokens to stop at; ignored with sources.
-        length: maximum tokens of a text, its beginning included.
-        progress: called while it writes.
+    Deterministic for one bundle, thread count and processor. Files are exchanged in the bundle's
+    parent folder. A decoder continues `beginnings`, ids `(S,)` and more than enough, up to a number
+    of tokens in all. An encoder-decoder writes one text for each source: ids `(T,)`, images
+    `(H, W, C)` or samples `(N,)`. `length` is the maximum of a text, its beginning included.
     """
     folder = bundle.parent
     np.savez(folder / _BEGINNINGS, *beginnings)

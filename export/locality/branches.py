@@ -45,10 +45,8 @@ class _Blank(StandIn):
 def check_branches(module: nn.Module, *, context: int, takes_one: bool) -> None:
     """Refuse a branch on the number of tokens or rows that other numbers take differently.
 
-    Args:
-        module: its parameters are on `meta`, its buffers have their values.
-        context: tokens that have to fit.
-        takes_one: whether it reads its tokens one by one, so that their number does not vary.
+    The module's parameters are on `meta`, its buffers have their values. With `takes_one`, it reads
+    its tokens one by one, so that their number does not vary.
     """
     name, shapes = type(module).__name__, ShapeEnv()
     zeros = torch.zeros(ROWS, min(TOKENS, context), dtype=torch.int64)

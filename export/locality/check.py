@@ -13,12 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.export.locality.branches import check_branches
-from ortolan.export.locality.calls import called, own_copy, restored_random
-from ortolan.export.locality.culprit import Lines, first_difference
-from ortolan.export.locality.differences import CLOSE, SAME, Difference, difference, tolerance_of
+from ortolan.export.locality.differences import (
+    CLOSE,
+    SAME,
+    Difference,
+    Lines,
+    difference,
+    first_difference,
+    tolerance_of,
+)
 from ortolan.export.locality.memory import check_memory, differs, forgetful, random_refusal
 from ortolan.export.locality.perturbation import PROBLEMS, cause, other_ids
-from ortolan.export.locality.runs import Outcome, Runs
+from ortolan.export.locality.runs import Outcome, Runs, called, own_copy, restored_random
 from ortolan.export.locality.standin import Numbers
 from ortolan.export.trace.module import Carried
 from ortolan.modeling.errors import ConfigError
@@ -52,12 +58,8 @@ def check_locality(
 ) -> None:
     """Refuse a module that does not compute the same in whichever calls its tokens arrive.
 
-    Args:
-        live: the module with its weights; its attributes stay as they are.
-        empty: the same module with parameters on `meta`.
-        carried: its states.
-        context: tokens that have to fit.
-        special: ids that a module is likely to treat in another way.
+    `empty` has its parameters on `meta`; `live` has its weights, and its attributes stay as they
+    are. `context` tokens have to fit; `special` ids are likely to be treated in another way.
     """
     size = sum(parameter.numel() for parameter in live.parameters())
     tokens = min(context, FIRST)
@@ -97,11 +99,7 @@ def _taken(ids: Iterator[int], tokens: int) -> Tensor:
 
 
 class _Check:
-    """The comparisons of one module's runs.
-
-    Args:
-        runs: of the module.
-    """
+    """The comparisons of one module's runs."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs, self._carried = runs, runs.carried

@@ -1,13 +1,18 @@
-"""Where two runs of a module differ, beyond the roundings of their arithmetic.
+"""Where two runs of a module differ, beyond the roundings of their arithmetic, and in which line.
 
 Shape letters: R texts of equal length, T tokens of each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ortolan.export.trace.lines import Place, described, place_of_call
 
 CLOSE = 1e-4
 """Largest rounding error between calls of other sizes, relative to the largest number so far: the
@@ -27,12 +32,7 @@ NOISY = 8
 class Difference:
     """The first token of a text that differs, in the output that differs first.
 
-    Attributes:
-        output: its name.
-        token: its place.
-        amount: by how much.
-        allowed: how much rounding may cause.
-        others: number of further tokens that differ.
+    Rounding may cause the `allowed` amount; `others` is the number of further tokens that differ.
     """
 
     output: str
@@ -61,15 +61,11 @@ def difference(
     *,
     noisy: Callable[[], Iterable[Mapping[str, Tensor]]] = list,
 ) -> Difference | None:
-    """The first difference of two runs.
+    """The first difference of numbers `(R, T, ...)`, by name.
 
-    Args:
-        expected: numbers `(R, T, ...)` by name.
-        got: the same from another run.
-        tolerance: relative to the largest number of this and earlier tokens.
-        noisy: runs like the expected one, with noise in the weights. Called where there is a
-            difference: a choice between two equal scores, or a chaotic recurrence, hangs on
-            roundings in an honest module too.
+    The tolerance is relative to the largest number of this and earlier tokens. Where they differ,
+    `noisy` runs the expected way with noise in the weights: a choice between two equal scores, or a
+    chaotic recurrence, hangs on roundings in an honest module too.
     """
     noise: list[Mapping[str, Tensor]] | None = None
     for name, one in expected.items():
@@ -111,3 +107,62 @@ def _distances(one: Tensor, other: Tensor) -> Tensor:
 
 def _by_token(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1).amax(1) if x.numel() else x.new_zeros(x.shape[1])
+
+
+class Lines(TorchFunctionMode):
+    """Records in `seen` the user's lines, and what they compute for one token of the first text."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self._token = token
+        self.seen: list[tuple[Place, Tensor | None]] = []
+
+    def of_call(self, shape: Sequence[int], done: int) -> AbstractContextManager[Any]:
+        """Record a call of some rows and tokens after the first `done`, if it has the token."""
+        rows, tokens = self._shape = tuple(shape)
+        place = self._token - done
+        is_row = tokens == 1 and rows > 1  # every token alone
+        self._at = (place, 0) if is_row else (0, place)
+        return self if 0 <= place < (rows if is_row else tokens) else nullcontext()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and record its result if a user's line calls it."""
+        out = func(*args, **(kwargs or {}))
+        place, of_state = place_of_call()
+        if place is not None and not of_state:
+            # An assignment to `x[...]` returns nothing.
+            results = out if isinstance(out, tuple) else args[:1] if out is None else [out]
+            self.seen += [(place, self._numbers(x)) for x in results if isinstance(x, Tensor)]
+        return out
+
+    def _numbers(self, out: Tensor) -> Tensor | None:
+        """The token's part of `(B, S, ...)`, `(B, H, S, ...)` or `(B * S, ...)`."""
+        (rows, tokens), (row, token) = self._shape, self._at
+        if tuple(out.shape[:2]) == (rows, tokens):
+            part = out[row, token]
+        elif out.dim() > 2 and (out.shape[0], out.shape[2]) == (rows, tokens):
+            part = out[row, :, token]
+        elif out.dim() > 1 and out.shape[0] == rows * tokens:
+            part = out[row * tokens + token]
+        else:
+            return None
+        return part.detach().float().clone()
+
+
+def first_difference(one: Lines, other: Lines, tolerance: float, *, joins: bool = False) -> str:
+    """Where two runs differ first for a token: ", first in `x.mean(1)` (model.py, ...)"; or "".
+
+    With `joins`, lines may differ until they are joined with a recalled state, so that only
+    differences count after which nothing is the same.
+    """
+    first: Place | None = None
+    for (place, a), (same, b) in zip(one.seen, other.seen, strict=False):
+        if place != same:
+            return ""
+        if a is None or b is None or a.shape != b.shape:
+            continue
+        if torch.allclose(a, b, rtol=0, atol=tolerance * float(a.abs().max()), equal_nan=True):
+            first = None if joins else first
+        else:
+            first = first or place
+    return "" if first is None else f", first{described(*first)}"

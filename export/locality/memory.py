@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ortolan.export.locality.calls import called
-from ortolan.export.locality.culprit import Lines, first_difference
-from ortolan.export.locality.differences import difference
+from ortolan.export.locality.differences import Lines, difference, first_difference
+from ortolan.export.locality.runs import called
 from ortolan.export.trace.lines import is_of_library
 from ortolan.export.trace.module import NESTED
 from ortolan.modeling.errors import ConfigError
@@ -34,12 +33,6 @@ def check_memory(module: nn.Module, ids: Tensor, others: Tensor, tolerance: floa
     1. Call it twice. No attribute that the second call reads before it writes may change in it.
     2. Call it on the same ids again, at once and after others: the logits must be the same.
     3. Do so with other random numbers.
-
-    Args:
-        module: from `own_copy`.
-        ids: `(R, T)`.
-        others: of the same shape.
-        tolerance: between calls of one shape.
     """
     name = type(module).__name__
     with Watch(name, module) as watch:

@@ -40,14 +40,7 @@ def other_ids(ids: Tensor, vocab_size: int, *, seed: int = 0) -> Tensor:
 
 
 def cause(runs: Runs, ids: Tensor, token: int, vocab_size: int) -> Kind | None:
-    """What a token notices although its state is the same, if it does.
-
-    Args:
-        runs: of the module.
-        ids: a text `(1, T)`.
-        token: its place.
-        vocab_size: number of ids.
-    """
+    """What a token of a text `(1, T)` notices although its state is the same, if it does."""
     numbers, own = Numbers(ids.shape[1]), slice(token, token + 1)
     at_token = torch.arange(ids.shape[1]) == token
 

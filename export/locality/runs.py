@@ -1,21 +1,24 @@
-"""The ways in which the tokens of a text reach a module.
+"""The ways in which the tokens of a text reach a module, apart from the user's own.
 
 Shape letters: R texts of equal length, T tokens of each.
 """
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from ortolan.export.locality.calls import called
-from ortolan.export.locality.culprit import Lines
+from ortolan.export.locality.differences import Lines
 from ortolan.export.locality.standin import Numbers, StandIn
-from ortolan.export.trace.module import Carried
+from ortolan.export.trace.module import Carried, apart, untraceable
+from ortolan.modeling.errors import ConfigError, ModelingError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.state import CachedState, State
 
@@ -26,13 +29,67 @@ Cache = Mapping[tuple[Literal["key", "value", "grown", "kept"], int | str], Tens
 """States of texts so far: keys and values of a layer, or a named tensor."""
 
 
+def own_copy(live: nn.Module) -> nn.Module:
+    """Copy a module with its parameters shared and everything else its own."""
+    module = apart(live).eval()
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.detach().clone()
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                vars(part)[name] = value.detach().clone()
+    return module
+
+
+def called(
+    module: nn.Module,
+    ids: Tensor,
+    state: State | None = None,
+    *,
+    seed: int = 0,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """The logits of ids `(B, S)`, which are on the CPU; by default of whole sequences.
+
+    The module is from `own_copy`; `weights` stand in for its parameters.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    parameter = next(module.parameters(), None)
+    taken = ids.to("cpu" if parameter is None else parameter.device, copy=True)
+    name, state = type(module).__name__, State.whole() if state is None else state
+    try:
+        with torch.no_grad():
+            logits: Tensor = functional_call(module, dict(weights or {}), (taken, state))
+    except ModelingError:
+        raise
+    except Exception as error:
+        raise untraceable(name, "a call on the CPU", error) from error
+    if not torch.equal(taken.cpu(), ids):
+        raise ConfigError(
+            f"{name}: forward changes its ids in place. Change a copy: `ids = ids.clone()`."
+        )
+    return logits.float()
+
+
+@contextmanager
+def restored_random() -> Iterator[None]:
+    """Leave the global random numbers as they were."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a module computed for texts.
+    """What a module computed for texts: what a stand-in received, and the logits, `(R, T, ...)`.
 
-    Attributes:
-        outputs: `(R, T, ...)` each, by name: what a stand-in received, and the logits.
-        kept: states of fixed size after the last token, `(R, ...)` each.
+    `kept` are states of fixed size after the last token, `(R, ...)` each.
     """
 
     outputs: Mapping[str, Tensor]
@@ -41,14 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one module.
-
-    Attributes:
-        module: from `own_copy`.
-        carried: its states.
-        weights: instead of its parameters.
-        lines: records what the user's lines compute for a token.
-    """
+    """Runs of one module, from `own_copy`; `weights` stand in for its parameters."""
 
     module: nn.Module
     carried: Carried
@@ -57,10 +107,10 @@ class Runs:
 
     def noisy(self) -> Iterator["Runs"]:
         """Runs with other roundings: what they change is not known to this precision."""
-        random = torch.Generator().manual_seed(0)
+        source = torch.Generator().manual_seed(0)
         for _ in range(3):
             weights = {
-                name: weight * (1 + NOISE * torch.randn(weight.shape, generator=random).to(weight))
+                name: weight * (1 + NOISE * torch.randn(weight.shape, generator=source).to(weight))
                 if weight.is_floating_point()
                 else weight
                 for name, weight in self.module.named_parameters()

@@ -18,11 +18,7 @@ values that a module of random weights would never produce."""
 
 
 class Numbers:
-    """Random numbers for every call of a state and every position.
-
-    Args:
-        tokens: T.
-    """
+    """Random numbers for every call of a state and every position."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -44,14 +40,9 @@ class Numbers:
 class StandIn(State):
     """A state whose outputs do not depend on its inputs, and which records those.
 
-    Args:
-        positions: of the new tokens, `(B, S)`.
-        numbers: what it returns.
-        memory: tensors that the call before it kept.
-
     Attributes:
         received: inputs by call, `(B, S, ...)`.
-        kept: tensors for the next call.
+        kept: tensors for the next call, where they are its `memory`.
         has_recalled: whether tokens may be joined between calls, to continue a recalled state.
     """
 

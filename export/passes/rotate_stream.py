@@ -87,7 +87,6 @@ class _Stream:
 
     Attributes:
         entries: values that other nodes compute, such as the embedding.
-        norms: nodes that norm it.
         products: nodes whose outputs are added to it.
         biases: nodes that add a vector to such an output, and the place of the vector.
         last: the norm before the head.

@@ -11,12 +11,7 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """A way to store a weight.
-
-    Attributes:
-        bytes: stored size.
-        effect: divergence of the output.
-    """
+    """A way to store a weight: its size, and the divergence of the output."""
 
     bytes: int
     effect: float
@@ -32,14 +27,9 @@ class _Step(NamedTuple):
 
 
 def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
-    """Choose the fewest bytes whose effects sum to at most a limit.
+    """The form of each weight, of the smallest first: the fewest bytes within a sum of effects.
 
-    Args:
-        weights: forms of each weight, the smallest first.
-        effect: the limit; if it cannot be met, every weight gets its least effect.
-
-    Returns:
-        Index of the chosen form of each weight.
+    If it cannot be met, every weight gets its least effect.
     """
     chosen = [0] * len(weights)
     total = sum(forms[0].effect for forms in weights)
@@ -59,14 +49,9 @@ def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
 
 
 def least_effect(weights: Sequence[Sequence[Form]], size: int) -> list[int]:
-    """Choose the least effect within a number of bytes.
+    """The form of each weight, of the smallest first: the least effect within a number of bytes.
 
-    Args:
-        weights: forms of each weight, the smallest first.
-        size: the limit; if it cannot be met, every weight gets its smallest form.
-
-    Returns:
-        Index of the chosen form of each weight.
+    If it cannot be met, every weight gets its smallest form.
     """
     chosen = [0] * len(weights)
     total = sum(forms[0].bytes for forms in weights)

@@ -62,12 +62,7 @@ Menu = Sequence[Sequence[Choice]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A scheme for every weight, and its codes.
-
-    Attributes:
-        schemes: by name.
-        candidates: have the codes.
-    """
+    """A scheme for every weight, by name, and its codes."""
 
     schemes: Mapping[str, Scheme]
     candidates: Candidates

@@ -99,10 +99,9 @@ def pack(codes: Codes) -> Tensor:
 
 
 def pack_zeros(codes: Codes) -> Tensor | None:
-    """The zero points for `MatMulNBits` and `GatherBlockQuantized`.
+    """The zero points for `MatMulNBits` and `GatherBlockQuantized`; None where symmetric.
 
-    Returns:
-        uint8 `(N, ceil(G * bits / 8))`, each row from a new byte; None where symmetric.
+    uint8 `(N, ceil(G * bits / 8))`, each row from a new byte.
     """
     return None if codes.zeros is None else _into_bytes(codes.zeros, codes.scheme.bits)
 
@@ -142,14 +141,7 @@ def into_groups(matrix: Tensor, group: int) -> Tensor:
 
 
 def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
-    """The nearest codes, as floats.
-
-    Args:
-        weight: float32, of a shape that `scales` and `zeros` broadcast to.
-        scales: float32; a scale of 0 leads to the code of 0.0.
-        zeros: float32.
-        scheme: the range of codes.
-    """
+    """The nearest codes, as floats; a scale of 0 leads to the code of 0.0."""
     steps = weight / scales.masked_fill(scales == 0, math.inf)
     return steps.round_().add_(zeros).clamp_(0, scheme.largest)
 
@@ -167,15 +159,7 @@ def limits(zeros: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 def from_groups(
     blocks: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, *, inputs: int
 ) -> Codes:
-    """Round numbers in groups to the nearest codes.
-
-    Args:
-        blocks: float32 `(N, G, group)`.
-        scales: float32 `(N, G)`.
-        zeros: float32 `(N, G)`, whole numbers; not stored if the scheme is symmetric.
-        scheme: the format.
-        inputs: `K`, columns to keep.
-    """
+    """Round numbers in groups `(N, G, group)` to the nearest codes of the first K, `inputs`."""
     values = nearest(blocks, scales.unsqueeze(-1), zeros.unsqueeze(-1), scheme)
     return Codes(
         values=as_bytes(values).view(len(blocks), -1)[:, :inputs].contiguous(),

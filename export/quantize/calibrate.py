@@ -58,8 +58,7 @@ def calibrated_weights(
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings and experts, which no input is seen of.
 
-    Yields:
-        Each weight once; read its parts before the next weight.
+    Read the parts of a weight before the next weight.
     """
     schemes = {name: (scheme,) for name, scheme in plan.items()}
     return in_schemes(model, schemes, inputs, _fit, importance=importance, progress=progress)
@@ -118,12 +117,7 @@ def in_schemes(
 
 
 class _Waiting:
-    """Products with the same inputs, whose weights are rounded when the inputs are free.
-
-    Attributes:
-        hessian: of the inputs.
-        places: of the weights.
-    """
+    """Products with the same inputs, whose weights are rounded when the inputs are free."""
 
     def __init__(self, hessian: Tensor, inputs: Sequence[Tensor], places: list[Place]) -> None:
         self.hessian, self.places = hessian, places

@@ -86,9 +86,7 @@ class Candidates:
     ) -> dict[str, Weights]:
         """Dequantized weights, by the names of the module.
 
-        Args:
-            schemes: of the weights.
-            as_kernels: also round the inputs of their products, as kernels do.
+        With `as_kernels`, the inputs of their products are rounded too.
         """
         sources: dict[str, Weights] = {}
         for leaf, place in places_of(self._weights, schemes).items():

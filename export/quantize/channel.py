@@ -17,15 +17,10 @@ percent. Rounding adds at most 1."""
 
 
 def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each output with the finest step at which no kernel saturates.
+    """Round each output of `(N, K)` with the finest step at which no kernel saturates.
 
     The step is the largest magnitude of a number, or of a sum of two neighbors, over `LARGEST`.
-
-    Args:
-        weight: float32 `(N, K)`.
-
-    Returns:
-        Codes, int8 `(K, N)`, contiguous, and scales, float32 `(N,)`, 0 for outputs that are 0.
+    Returns codes `(K, N)` and scales `(N,)`, which are 0 for outputs that are 0.
     """
     check_finite(weight)
     reach = weight.abs().amax(1)

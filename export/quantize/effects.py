@@ -47,11 +47,7 @@ class Reference:
                 write_tensors(folder / f"{event.index}.pt", event.value)
 
     def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
-        """Mean distance from the trained model, for each set of rounded weights.
-
-        Returns:
-            Mean KL divergence of logits in nats, or mean cosine distance of vectors.
-        """
+        """Mean KL divergence of logits in nats, or cosine distance of vectors, of each variant."""
         batch = max(1, TOKENS_AT_ONCE // sum(_lengths(self._model, self._inputs)))
         means: list[float] = []
         for start in range(0, len(variants), batch):

@@ -62,13 +62,10 @@ class Factor:
 
 
 def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
-    """Factorize a Hessian, with one more matrix of its size in memory.
+    """Factorize a Hessian of any scale, which is damped in place and part of the result.
 
-    A column whose input was always 0 is rounded to nearest.
-
-    Args:
-        hessian: float32 `(K, K)`, of any scale; damped in place, and part of the result.
-        damping: fraction of the mean of the diagonal that is added to the diagonal.
+    One more matrix of its size is in memory. A column whose input was always 0 is rounded to
+    nearest.
 
     Source: Chee et al., "QuIP", 2023, https://arxiv.org/abs/2307.13304: a factor of the Hessian
     leads to the same codes as the factor of its inverse in GPTQ.
@@ -100,13 +97,7 @@ def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
 
 
 def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
-    """Choose codes for one of the weights that read the same inputs.
-
-    Args:
-        weight: float32 `(N, K)`; its rows are independent.
-        factor: of the inputs.
-        scheme: the format.
-    """
+    """Choose codes for one of the weights `(N, K)` that read the same inputs."""
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)
     importance = factor.hessian.diagonal()[None]
@@ -149,18 +140,9 @@ def _round_part(
     zeros: Tensor,
     scheme: Scheme,
 ) -> Tensor:
-    """Round a block of columns, the last one first, and replace them by their errors.
+    """Round a block of columns `(C, N)`, the last one first; overwrite them with their errors.
 
-    Args:
-        columns: float32 `(C, N)`, the weight; overwritten by its errors.
-        wanted: the same, compensated for earlier blocks; overwritten.
-        feedback: float32 `(C, C)`, among these columns.
-        scales: float32 `(C, N)`.
-        zeros: float32 `(C, N)`.
-        scheme: the format.
-
-    Returns:
-        The codes, float32 `(C, N)`.
+    `wanted` are the columns compensated for earlier blocks, and become the codes that are returned.
     """
     divisors = scales.masked_fill(scales == 0, math.inf)
     lowest, highest = limits(zeros, scheme)

@@ -10,15 +10,9 @@ from ortolan.modeling.weights import Weights
 
 
 class Place(NamedTuple):
-    """The place of a module's weight in a rounded one.
+    """Rows `[start:stop]` of the rounded weight `name`, which joins `parts` weights of the module.
 
-    Attributes:
-        product: name of the module's weight.
-        name: of the rounded weight.
-        start: first row in it.
-        stop: row after the last one.
-        parts: number of weights that it joins.
-        transposed: the rows are columns of the module's weight.
+    `product` is the module's own; its columns are the rows if it is `transposed`.
     """
 
     product: str

@@ -77,15 +77,9 @@ def _refine_group(
     hessian_CC: Tensor,
     range_n: tuple[Tensor, Tensor],
 ) -> None:
-    """Refine the scale and the codes of one group, in place.
+    """Refine the scale and the codes minus zero points of one group, in place.
 
-    Args:
-        steps_Cn: codes minus zero points.
-        errors_Cn: of these columns.
-        scales_n: of the group.
-        slopes_Cn: these columns of the errors times the Hessian; overwritten.
-        hessian_CC: among these columns.
-        range_n: the lowest and the highest step.
+    `slopes_Cn` are these columns of the errors times the Hessian, and are overwritten.
     """
     curved_Cn = linear(hessian_CC, steps_Cn.T)
     curvature = (curved_Cn * steps_Cn).sum(0)
@@ -108,14 +102,9 @@ def _round_in_turn(
 ) -> Tensor:
     """Round columns one after another, each compensating for the changes before it.
 
-    Args:
-        wanted_Cn: the best steps if no other column changed; overwritten by the chosen ones.
-        steps_Cn: the old steps.
-        shares_CC: share of the change of column `j` that column `k` compensates, at `[k, j]`.
-        range_n: the lowest and the highest step.
-
-    Returns:
-        The changes of the steps.
+    Takes the best steps if no other column changed, which the chosen ones overwrite, and at
+    `shares_CC[k, j]` the share of the change of column `j` that column `k` compensates. Returns the
+    changes.
     """
     changes_Cn = torch.empty_like(steps_Cn)
     for start in range(0, len(steps_Cn), FEW_COLUMNS):

@@ -32,13 +32,7 @@ StoredMethod = Method | Literal["kept"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows of a weight, and their codes.
-
-    Attributes:
-        rows: float32 `(n, K)`.
-        codes: of these rows.
-        loss: squared error of their outputs, if it was computed.
-    """
+    """Rows `(n, K)` of a weight, their codes, and any squared error of their outputs."""
 
     rows: Tensor
     codes: Codes

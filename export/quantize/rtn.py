@@ -19,13 +19,10 @@ CHUNK = 1 << 18
 
 
 def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None) -> Codes:
-    """Round a weight.
+    """Round a weight `(N, K)`, with the scales of the extremes.
 
-    Args:
-        weight: float32 `(N, K)`.
-        scheme: the format.
-        importance: float32 `(K,)`, cost of a squared error per input, such as the mean square of
-            the input. Scales are searched for the least cost; None for those of the extremes.
+    Given the cost `(K,)` of a squared error per input, such as the mean square of the input, the
+    scales of least cost are searched.
     """
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)
@@ -37,7 +34,7 @@ def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None
 
 
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scales and zero points whose codes reach the ends of each group.
+    """Scales and zero points `(N, G)` whose codes reach the ends of each group `(N, G, group)`.
 
     Symmetric: codes reach one step further down than up, so the number of largest magnitude gets
     the lowest code, with a negative scale if it is positive. Steps are finer by 1 / `middle` than
@@ -46,13 +43,6 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     Asymmetric: codes range from the lowest to the highest number, and always include 0.
 
     0.0 is exact in both.
-
-    Args:
-        blocks: float32 `(N, G, group)`.
-        scheme: the format.
-
-    Returns:
-        Scales and zero points, float32 `(N, G)`.
 
     Source: the symmetric one is that of onnxruntime's default quantizer and llama.cpp's Q4_0.
     """
@@ -67,18 +57,10 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 
 def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scales with the least error, and the zero points of `extremes`.
+    """Scales with the least error, and the zero points of `extremes`, `(N, G)`.
 
     Tries `RATIOS`, then alternates between the nearest codes and the best scale for them. Neither
-    step can increase the error.
-
-    Args:
-        blocks: float32 `(N, G, group)`.
-        importance: float32 `(1, G, group)`, cost of a squared error.
-        scheme: the format.
-
-    Returns:
-        Scales and zero points, float32 `(N, G)`.
+    step can increase the error. `importance` `(1, G, group)` is the cost of a squared error.
     """
     scales, zeros = extremes(blocks, scheme)
     for rows in row_chunks(blocks):
@@ -102,13 +84,9 @@ def in_steps(blocks: Tensor, scales: Tensor) -> Tensor:
 
 
 def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) -> Tensor:
-    """The ratios with which codes fit best, by least squares.
+    """The ratios `(N, G, 1)` with which codes fit numbers best, by least squares.
 
-    Args:
-        steps: float32 `(N, G, group)`, the numbers.
-        importance: float32 `(1, G, group)`, cost of a squared error.
-        distances: float32 `(N, G, group)`, codes minus zero points.
-        ratios: `(N, G, 1)`, for groups in which every code is the zero point.
+    `distances` are codes minus zero points; a group in which all are 0 keeps its ratio.
     """
     weighted = distances * importance
     squares = (weighted * distances).sum(-1, keepdim=True)

@@ -74,12 +74,9 @@ def assign_schemes(
 def scheme_choices(
     models: Sequence[ir.Model], options: Quantization, weights: Weights | None = None
 ) -> dict[tuple[str, ...], list[dict[str, Scheme]]]:
-    """The schemes to choose from for every weight: the fewest bytes first, 8 bits last.
+    """The schemes to choose from, by the names of weights: the fewest bytes first, 8 bits last.
 
     The two weights of the experts of a layer are one choice.
-
-    Returns:
-        Lists of schemes by name, by the names of the weights of a choice.
     """
     fine = replace(options.scheme, group=GROUP_SIZES[0])
     exact = replace(options.scheme, bits=8, group=options.head.group)

@@ -54,12 +54,7 @@ class WeightRecorder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """The weight files, and the place of every initializer in them.
-
-    Attributes:
-        files: the weight files.
-        placements: number of the file, offset and length in bytes, by initializer.
-    """
+    """The weight files, and the place of every initializer: file, offset and length in bytes."""
 
     files: tuple[File, ...]
     placements: Mapping[str, tuple[int, int, int]]
@@ -76,14 +71,7 @@ class BlobWriter:
         witness: WeightRecorder,
         progress: Progress = silent,
     ) -> None:
-        """Start the file.
-
-        Args:
-            folder: of the weight files.
-            sizes: bytes of every initializer; without its size, a tensor may make a file too large.
-            witness: records what is written.
-            progress: called as weights are written.
-        """
+        """Start the file; `sizes`, the bytes of every initializer, decide when a file is full."""
         self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
@@ -103,13 +91,7 @@ class BlobWriter:
         return name in self._placements
 
     def add(self, name: str, chunks: Iterable[memoryview], *, alias: str | None = None) -> None:
-        """Append a tensor, row-major, on a new page.
-
-        Args:
-            name: of the initializer.
-            chunks: its bytes.
-            alias: another initializer that reads the same bytes.
-        """
+        """Append a tensor, row-major, on a new page; `alias` reads the same bytes."""
         size = max(self._sizes.get(key, 0) for key in (name, alias or name))
         if self._offset >= FULL_BYTES or (self._offset and pages(self._offset) + size > MOST_BYTES):
             self._finish()

@@ -39,13 +39,9 @@ def with_int8_cache(
     *,
     margin: float = 1.0,
 ) -> Exportable:
-    """The model with scales among its tables; graphs, by role, are rewritten in place.
+    """The model of a decoder with scales among its tables, taken from texts, times a margin.
 
-    Args:
-        model: with a decoder only.
-        graphs: tidied.
-        texts: ids `(S,)` to take the scales from.
-        margin: factor of all scales.
+    The graphs, by role, are rewritten in place.
     """
     states = [state for state in model.states("float32") if state.update == "append"]
     if model.cached is None or not states:

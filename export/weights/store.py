@@ -17,13 +17,7 @@ from ortolan.runtime.bundle.manifest import QuantizedTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The file of weights.
-
-    Attributes:
-        blob: the file, and the place of every weight in it.
-        quantized: every low-bit weight.
-        calibrated_on: origin of the data that some were fitted to; None where none was.
-    """
+    """The weight files, all low-bit weights, and the origin of what some were fitted to."""
 
     blob: Blob
     quantized: tuple[QuantizedTensor, ...]
