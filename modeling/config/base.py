@@ -38,7 +38,7 @@ class Config:
     ADVICE: ClassVar[str] = "Correct it, or the key of config.json that it comes from."
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a number outside of its bound."""
+        """Raise ConfigError for a number outside of its bound, or for a contradiction."""
         kind: Any = type(self)
         for name, bound in _bounds(kind):
             value = getattr(self, name)
@@ -46,6 +46,10 @@ class Config:
                 raise ConfigError(
                     f"{kind.__name__}: {name} must be {bound.text} (got {value}). {kind.ADVICE}"
                 )
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError if the fields contradict each other."""
 
 
 @cache

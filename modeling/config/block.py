@@ -25,21 +25,13 @@ Placement = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(Config):
-    """Queries, keys and values projected from small latents (DeepSeek-AI 2024, "MLA").
+    """Queries, keys and values projected from small latents (DeepSeek-AI 2024, "MLA")."""
 
-    Attributes:
-        query_rank: width of the latent of queries; None to project them from the stream.
-        rank: width of the latent of keys and values, without the rotated channels.
-        rotated: last channels of each query and key; the heads share those of the keys.
-        norm: of both latents.
-        bias: of the projections to the latents.
-    """
-
-    query_rank: Size | None
-    rank: Size
-    rotated: Size
-    norm: NormConfig
-    bias: bool = False
+    query_rank: Size | None  # width of the latent of queries; None to project them from the stream
+    rank: Size  # width of the latent of keys and values, without the rotated channels
+    rotated: Size  # last channels of each query and key; the heads share those of the keys
+    norm: NormConfig  # of both latents
+    bias: bool = False  # of the projections to the latents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +39,8 @@ class AttentionConfig(Config):
     """Attention; `num_kv_heads` makes it multi-head, grouped or multi-query.
 
     Attributes:
-        scale: factor on the scores; usually `head_dim ** -0.5`.
         sliding_window: number of tokens that a token attends to, itself included; an encoder
-            attends to as many after it. None for all.
-        softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
-        causal: tokens attend to earlier tokens only, not to the whole sequence or source.
-        value_dim: channels of a value; None for those of a key.
-        rotary: positions of this layer, if they differ from the stack's.
-        query_key_norm: norm of queries and keys, before their product.
-        norm_over: the norm spans the channels of each head, or those of all heads.
-        norm_after_rotary: the norm follows the rotation.
-        clip: bound of the magnitude of queries, keys and values.
+            attends to as many after it.
         sinks: each head has a trained score for one more key, whose value is zero, which takes a
             part of the weights (Xiao et al. 2024).
         gate: the heads are multiplied, channel by channel, by sigmoids of a projection of the
@@ -67,18 +50,18 @@ class AttentionConfig(Config):
     num_heads: Size
     num_kv_heads: Size
     head_dim: Size
-    scale: float
+    scale: float  # factor on the scores; usually `head_dim ** -0.5`
     qkv_bias: bool = False
     out_bias: bool = False
     sliding_window: Size | None = None
-    softcap: float | None = None
-    causal: bool = True
-    value_dim: Size | None = None
-    rotary: RotaryPositions | NoPositions | None = None
-    query_key_norm: NormConfig | None = None
-    norm_over: Literal["head", "all"] = "head"
-    norm_after_rotary: bool = False
-    clip: Positive | None = None
+    softcap: float | None = None  # scores become `softcap * tanh(scores / softcap)`
+    causal: bool = True  # tokens attend to earlier tokens only, not to the whole sequence or source
+    value_dim: Size | None = None  # None for the channels of a key
+    rotary: RotaryPositions | NoPositions | None = None  # of this layer, if not the stack's
+    query_key_norm: NormConfig | None = None  # norm of queries and keys, before their product
+    norm_over: Literal["head", "all"] = "head"  # the channels of each head, or those of all
+    norm_after_rotary: bool = False  # the norm follows the rotation
+    clip: Positive | None = None  # bound of the magnitude of queries, keys and values
     latent: LatentConfig | None = None
     sinks: bool = False
     gate: bool = False
@@ -96,8 +79,7 @@ class AttentionConfig(Config):
             for name, width in (("key", self.head_dim), ("value", self.value_width))
         )
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"attention: num_heads must be divisible by num_kv_heads (got {self.num_heads} "
@@ -122,39 +104,31 @@ Mixer = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardConfig(Config):
-    """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
-
-    Attributes:
-        bias: of every matrix.
-        down_bias: of the last matrix; None for `bias`.
-    """
+    """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
     kind: Literal["mlp", "gated"]
     intermediate_size: Size
     activation: Activation
-    bias: bool = False
-    down_bias: bool | None = None
+    bias: bool = False  # of every matrix
+    down_bias: bool | None = None  # of the last matrix; None for `bias`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig(Config):
-    """One layer.
+    """One layer, with a sublayer `f` and norms placed as follows.
+
+        `pre`            x + f(norm(x))
+        `post`           norm(x + f(x))
+        `pre_residual`   norm(x) + f(norm(x))
+        `inner_post`     x + norm(f(x))
+        `sandwich`       x + norm(f(norm(x))), two norms
+        `parallel`       x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J")
+        `parallel_norms` the same with two norms
+
+    What a sublayer adds to the stream is multiplied by `residual_scale`, and with `layer_scale` by
+    a trained vector (Touvron et al. 2021, "CaiT").
 
     Attributes:
-        placement: of the norms, where `f` is a sublayer:
-
-            `pre`            x + f(norm(x))
-            `post`           norm(x + f(x))
-            `pre_residual`   norm(x) + f(norm(x))
-            `inner_post`     x + norm(f(x))
-            `sandwich`       x + norm(f(norm(x))), two norms
-            `parallel`       x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J")
-            `parallel_norms` the same with two norms
-
-        cross_attention: to the source of an encoder-decoder, between the mixer and the mlp.
-        attention_norm: False if the self-attention alone has no norm.
-        residual_scale: multiplies what each sublayer adds to the stream.
-        layer_scale: so does a trained vector of each sublayer (Touvron et al. 2021, "CaiT").
         feature_part: the part of the vectors of an image that is added to the output of the block,
             where part 0 replaces embeddings (Meng et al. 2024, "DeepStack"); 0 to add nothing.
     """
@@ -163,8 +137,8 @@ class BlockConfig(Config):
     feed_forward: FeedForwardConfig | MixtureConfig | None
     norm: NormConfig
     placement: Placement = "pre"
-    cross_attention: AttentionConfig | None = None
-    attention_norm: bool = True
+    cross_attention: AttentionConfig | None = None  # to a source, between the mixer and the mlp
+    attention_norm: bool = True  # False if the self-attention alone has no norm
     residual_scale: float = 1.0
     layer_scale: bool = False
     feature_part: Count = 0
@@ -195,8 +169,7 @@ class BlockConfig(Config):
         """Whether both sublayers read the input of the layer."""
         return self.placement in ("parallel", "parallel_norms")
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         cross = self.cross_attention
         is_plain = not self.parallel and cross is None and self.feed_forward is not None
         if self.parallel and (cross is not None or self.feed_forward is None):

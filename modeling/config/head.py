@@ -29,18 +29,12 @@ def pooled_width(pooling: Pooling, width: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
-
-    Attributes:
-        eps: added to the variance, or to the mean square.
-        scale: multiply the output by a trained weight.
-        bias: of a layer norm; an RMS norm has none.
-    """
+    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019)."""
 
     kind: Literal["layer", "rms"]
-    eps: float
-    scale: bool = True
-    bias: bool = True
+    eps: float  # added to the variance, or to the mean square
+    scale: bool = True  # multiply the output by a trained weight
+    bias: bool = True  # of a layer norm; an RMS norm has none
 
     def __post_init__(self) -> None:
         if self.kind == "layer" and self.bias and not self.scale:
@@ -49,30 +43,20 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLayer(Config):
-    """A layer `norm(act(dense(x)))` before the last matrix of a head.
-
-    Attributes:
-        width: output channels; None for those of the input.
-        bias: of the matrix.
-    """
+    """A layer `norm(act(dense(x)))` before the last matrix of a head."""
 
     activation: Activation
     norm: NormConfig | None = None
-    width: Size | None = None
-    bias: bool = True
+    width: Size | None = None  # output channels; None for those of the input
+    bias: bool = True  # of the matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelHead:
-    """Logits of the vocabulary for every token, as in masked language modelling.
+    """Logits of the vocabulary for every token, as in masked language modelling."""
 
-    Attributes:
-        tied: the last matrix is the embedding's table.
-        bias: of the logits.
-    """
-
-    tied: bool
-    bias: bool
+    tied: bool  # the last matrix is the embedding's table
+    bias: bool  # of the logits
     layer: HeadLayer | None = None
 
 
@@ -80,17 +64,13 @@ class LanguageModelHead:
 class ClassifierHead:
     """Logits of `labels` for the whole sequence or image, or for every token.
 
-    Attributes:
-        labels: names of the logits. The two of a head for question answering, which has one row of
-            logits per token and no function for them, are of the start and the end of the answer.
-        pooling: None for one row of logits per token.
-        scores: the function that turns logits into scores; the module itself returns logits.
-        distilled: average with the logits that another matrix computes of the second token, a
-            distillation token.
+    The module itself returns logits. A head for question answering has one row of them per token,
+    for the start and the end of the answer, and no function for them. A `distilled` one averages
+    them with those that another matrix computes of the second token, a distillation token.
     """
 
     labels: tuple[str, ...]
-    pooling: Pooling | None
+    pooling: Pooling | None  # None for one row of logits per token
     scores: ScoreFunction = "softmax"
     layer: HeadLayer | None = None
     distilled: bool = False
@@ -134,19 +114,12 @@ EndToken = int | Literal["highest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingHead:
-    """One vector for the whole sequence (Reimers and Gurevych 2019).
+    """One vector for the whole sequence (Reimers and Gurevych 2019)."""
 
-    Attributes:
-        pooling: concatenated, if there are several.
-        projections: of the pooled vector, in order.
-        normalised: the embedding has length 1.
-        end: tokens after the first of these are not pooled; None to pool the whole text.
-    """
-
-    pooling: tuple[Pooling, ...] | AttentionPooling
-    projections: tuple[Projection, ...] = ()
-    normalised: bool = True
-    end: EndToken | None = None
+    pooling: tuple[Pooling, ...] | AttentionPooling  # concatenated, if there are several
+    projections: tuple[Projection, ...] = ()  # of the pooled vector, in order
+    normalised: bool = True  # the embedding has length 1
+    end: EndToken | None = None  # tokens after the first of these are not pooled
 
     def pooled_width(self, hidden_size: int) -> int:
         """Channels of the pooled vector, for a stream of `hidden_size`."""
@@ -167,26 +140,21 @@ class EmbeddingHead:
 class FeatureHead(Config):
     """Vectors that a decoder reads in place of embeddings of tokens (Liu et al. 2023, "LLaVA").
 
+    Before the projections, the vectors of squares of patches are joined (Laurençon et al. 2024,
+    "Idefics3") or averaged (Gemma Team 2025, "Gemma 3").
+
     Attributes:
-        skipped: number of first vectors that are left out, such as that of a class token.
-        projections: of each vector, in order.
-        pixel_shuffle: side of the squares of patches whose vectors are joined before the
-            projections (Laurençon et al. 2024, "Idefics3").
-        average: side of the squares of patches whose vectors are averaged before the projections
-            (Gemma Team 2025, "Gemma 3").
-        norm: of the joined or averaged vectors.
         early: numbers of layers, from 1 on, whose output gives further parts of each vector, in
             order, through a norm and projections of their own (Meng et al. 2024, "DeepStack").
-        early_norm: of the joined vectors of these layers.
     """
 
-    skipped: Count
-    projections: tuple[Projection, ...]
-    pixel_shuffle: Size = 1
-    average: Size = 1
-    norm: NormConfig | None = None
+    skipped: Count  # number of first vectors that are left out, such as that of a class token
+    projections: tuple[Projection, ...]  # of each vector, in order
+    pixel_shuffle: Size = 1  # side of the squares that are joined
+    average: Size = 1  # side of the squares that are averaged
+    norm: NormConfig | None = None  # of the joined or averaged vectors
     early: tuple[int, ...] = ()
-    early_norm: NormConfig | None = None
+    early_norm: NormConfig | None = None  # of the joined vectors of these layers
 
     @property
     def width(self) -> int:
@@ -198,8 +166,7 @@ class FeatureHead(Config):
         """Side of the squares of patches that become one vector."""
         return self.pixel_shuffle * self.average
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if not self.projections:
             raise ConfigError("head: features need a projection to the width of the decoder.")
         if self.pixel_shuffle > 1 and self.average > 1:

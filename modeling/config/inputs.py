@@ -17,14 +17,13 @@ class TokenInput(Config):
     """Token ids, each with a type (such as the sentence of a pair) if there are `types`.
 
     Attributes:
-        reads_types: whether texts come with types; otherwise every token has the first one.
         padded: every text is filled with padding up to the context, and the padding is read like
             other tokens (Zhai et al. 2023, "SigLIP").
     """
 
     vocab_size: Size
     types: Count = 0
-    reads_types: bool = True
+    reads_types: bool = True  # else every token has the first type
     padded: bool = False
 
 
@@ -32,24 +31,17 @@ class TokenInput(Config):
 class PatchInput(Config):
     """An image cut into patches, each projected to a vector (Dosovitskiy et al. 2021).
 
-    Attributes:
-        image_size: height and width in pixels.
-        patch_size: height and width in pixels; left-over pixels at the edges are ignored.
-        channels: numbers per pixel.
-        class_token: a trained vector comes before the patches.
-        distillation_token: another one follows it (Touvron et al. 2021, "DeiT").
-        registers: number of further trained vectors before the patches, which have no positions
-            (Darcet et al. 2024, "Vision Transformers Need Registers").
-        bias: of the projection.
+    Registers are further trained vectors before the patches, without positions (Darcet et al. 2024,
+    "Vision Transformers Need Registers").
     """
 
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    channels: Size
-    class_token: bool
-    distillation_token: bool = False
+    image_size: tuple[int, int]  # height and width in pixels
+    patch_size: tuple[int, int]  # likewise; left-over pixels at the edges are ignored
+    channels: Size  # numbers per pixel
+    class_token: bool  # a trained vector comes before the patches
+    distillation_token: bool = False  # another one follows it (Touvron et al. 2021, "DeiT")
     registers: Count = 0
-    bias: bool = True
+    bias: bool = True  # of the projection
 
     @property
     def tokens(self) -> int:
@@ -68,8 +60,7 @@ class PatchInput(Config):
         rows, columns = self.grid
         return rows * columns + self.tokens
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
             raise ConfigError(
                 f"input: patches must fit into the image (got {self.patch_size} in "
@@ -84,29 +75,23 @@ class GridInput(Config):
     The model reads one image at a time, as flat patches in an order that the caller chooses:
     squares of `merge` by `merge` patches row by row, and the patches of each square row by row.
 
-    Attributes:
-        patch_size: height and width in pixels.
-        channels: numbers per pixel.
-        frames: images in time of a patch; a still image is repeated.
-        layout: axes of a flat patch: `channels_last` has rows, columns and channels;
-            `channels_first` has channels, frames, rows and columns.
-        bias: of the projection.
+    The axes of a flat patch are rows, columns and channels with `channels_last`, and channels,
+    frames, rows and columns with `channels_first`.
     """
 
-    patch_size: Size
-    channels: Size
-    frames: Size = 1
+    patch_size: Size  # height and width in pixels
+    channels: Size  # numbers per pixel
+    frames: Size = 1  # images in time of a patch; a still image is repeated
     merge: Size = 1
     layout: Literal["channels_first", "channels_last"] = "channels_last"
-    bias: bool = True
+    bias: bool = True  # of the projection
 
     @property
     def numbers(self) -> int:
         """Numbers of a flat patch."""
         return self.channels * self.frames * self.patch_size**2
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if self.layout == "channels_last" and self.frames > 1:
             raise ConfigError("input: several frames need the layout channels_first. Choose it.")
 
@@ -133,18 +118,12 @@ class ChunkedAudioInput(Config):
 
     Three convolutions halve the bins and the frames of every chunk. A sound may end within its
     last chunk.
-
-    Attributes:
-        bins: mel frequencies per frame.
-        frames: of the longest spectrogram, which attention sees at once.
-        chunk: frames of a chunk.
-        channels: of the convolutions.
     """
 
-    bins: Size
-    frames: Size
-    chunk: Size
-    channels: Size
+    bins: Size  # mel frequencies per frame
+    frames: Size  # of the longest spectrogram, which attention sees at once
+    chunk: Size  # frames of a chunk
+    channels: Size  # of the convolutions
 
     @property
     def chunk_vectors(self) -> int:
@@ -165,8 +144,7 @@ class ChunkedAudioInput(Config):
         """Number of vectors for the first frames of a spectrogram."""
         return frames // self.chunk * self.chunk_vectors - (-(frames % self.chunk) // CHUNK_STRIDE)
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if self.frames % self.chunk:
             raise ConfigError(
                 f"input: frames must be whole chunks of {self.chunk} (got {self.frames}). Check "
@@ -178,21 +156,16 @@ class ChunkedAudioInput(Config):
 class WaveLayer(Config):
     """A convolution over time, `act(norm(conv(x)))`.
 
-    Attributes:
-        channels: of its output.
-        kernel: samples or frames that a frame of its output is computed from.
-        stride: samples or frames from one of these to the next.
-        norm: `time` normalizes every channel over time, `channels` every frame over its channels,
-            and `all` all channels and frames together.
-        norm_last: the norm follows the activation.
+    The norm `time` is that of every channel over time, `channels` that of every frame over its
+    channels, and `all` that of all channels and frames together.
     """
 
-    channels: Size
-    kernel: Size
-    stride: Size
+    channels: Size  # of its output
+    kernel: Size  # samples or frames that a frame of its output is computed from
+    stride: Size  # samples or frames from one of these to the next
     activation: Activation
     norm: Literal["time", "channels", "all"] | None = None
-    norm_last: bool = False
+    norm_last: bool = False  # the norm follows the activation
     bias: bool = False
 
 
@@ -200,15 +173,12 @@ class WaveLayer(Config):
 class WaveInput:
     """A wave of any length, that convolutions turn into vectors (Baevski et al. 2020, "wav2vec 2").
 
-    Attributes:
-        layers: the convolutions, in order.
-        projection: a matrix projects the last frames to the stream; otherwise they are as wide.
-        projection_norm: norm of the last frames, before their projection.
+    Without a projection, the last frames are as wide as the stream.
     """
 
-    layers: tuple[WaveLayer, ...]
+    layers: tuple[WaveLayer, ...]  # the convolutions, in order
     projection: bool = True
-    projection_norm: NormConfig | None = None
+    projection_norm: NormConfig | None = None  # norm of the last frames, before their projection
 
     @property
     def hop(self) -> int:

@@ -19,16 +19,10 @@ Taps = Annotated[int, Bound("at least 2", lambda value: value >= 2)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
-    """A tensor that a layer carries from step to step.
+    """A tensor that a layer carries from step to step; each token adds to it or replaces it."""
 
-    Attributes:
-        name: unique in its layer.
-        shape: for one sequence; `CAPACITY` is the axis along which it grows.
-        update: `append` if it grows with each token, `replace` if each token replaces it.
-    """
-
-    name: str
-    shape: tuple[int | Literal["capacity"], ...]
+    name: str  # unique in its layer
+    shape: tuple[int | Literal["capacity"], ...]  # for one sequence
     update: Literal["append", "replace"] = "replace"
 
     def sizes(self, capacity: int) -> tuple[int, ...]:
@@ -56,20 +50,14 @@ class ShortConvConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaConfig(Config):
-    """Linear attention by the delta rule, with a decay (Yang et al. 2024, "Gated DeltaNet").
+    """Linear attention by the delta rule, with a decay (Yang et al. 2024, "Gated DeltaNet")."""
 
-    Attributes:
-        num_heads: heads of values, each with its own memory.
-        num_key_heads: heads of queries and keys; consecutive heads of values share one.
-        norm: of the output of each head, before its gate.
-    """
-
-    num_heads: Size
-    num_key_heads: Size
+    num_heads: Size  # heads of values, each with its own memory
+    num_key_heads: Size  # heads of queries and keys; consecutive heads of values share one
     key_dim: Size
     value_dim: Size
     taps: Taps
-    norm: NormConfig
+    norm: NormConfig  # of the output of each head, before its gate
 
     @property
     def mixed(self) -> int:
@@ -82,8 +70,7 @@ class GatedDeltaConfig(Config):
         memory = (self.num_heads, self.key_dim, self.value_dim)
         return _window(self.mixed, self.taps), LayerState(name="recurrent", shape=memory)
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         _check_shared("gated_delta", self.num_heads, self.num_key_heads, "key heads")
 
 
@@ -94,30 +81,20 @@ class StateSpaceConfig(Config):
     With a `step_rank` it is Mamba 1 (Gu and Dao 2023): steps, keys and queries are projected from
     the output of the convolution, and every channel is a head. Without, it is Mamba 2 (Dao and Gu
     2024): they are projected from the stream, and a head has one step.
-
-    Attributes:
-        state_dim: numbers in the memory of a channel.
-        groups: groups of heads that share keys and queries.
-        step_rank: width that steps are projected from.
-        bias: of the first and the last matrix.
-        norm: Mamba 2: of the output of each group, after its gate.
-        inner_norm: Mamba 1: of the inputs of steps, keys and queries.
-        steps: Mamba 2: bounds of the steps.
-        activation: of the output of the convolution; gates have SiLU.
     """
 
     num_heads: Size
     head_dim: Size
-    state_dim: Size
+    state_dim: Size  # numbers in the memory of a channel
     taps: Taps
-    groups: Size = 1
-    step_rank: Size | None = None
+    groups: Size = 1  # groups of heads that share keys and queries
+    step_rank: Size | None = None  # width that steps are projected from
     conv_bias: bool = True
-    bias: bool = False
-    norm: NormConfig | None = None
-    inner_norm: NormConfig | None = None
-    steps: tuple[float, float] | None = None
-    activation: Activation = "silu"
+    bias: bool = False  # of the first and the last matrix
+    norm: NormConfig | None = None  # Mamba 2: of the output of each group, after its gate
+    inner_norm: NormConfig | None = None  # Mamba 1: of the inputs of steps, keys and queries
+    steps: tuple[float, float] | None = None  # Mamba 2: bounds of the steps
+    activation: Activation = "silu"  # of the output of the convolution; gates have SiLU
 
     @property
     def channels(self) -> int:
@@ -136,8 +113,7 @@ class StateSpaceConfig(Config):
         memory = (self.num_heads, self.state_dim, self.head_dim)
         return _window(self.mixed, self.taps), LayerState(name="recurrent", shape=memory)
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         _check_shared("state_space", self.num_heads, self.groups, "groups")
         of_mamba_2 = self.head_dim, self.groups, self.norm, self.steps
         if self.step_rank is not None and of_mamba_2 != (1, 1, None, None):
@@ -168,8 +144,7 @@ class LinearRecurrenceConfig(Config):
         memory = LayerState(name="recurrent", shape=(self.channels, 1, 1))
         return _window(self.channels, self.taps), memory
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         _check_shared("linear_recurrence", self.channels, self.num_heads, "heads")
 
 

@@ -16,44 +16,36 @@ class MixtureConfig(Config):
     `down(silu(gate(x)) * up(x))`.
 
     Attributes:
-        per_token: number of experts per token: those with the highest scores, which also weight
-            the sum of their outputs.
-        intermediate_size: channels of an expert.
+        per_token: number of experts with the highest scores, which also weight their outputs.
         score: from the router's logits. `softmax` is over all experts. `sparsemixer` chooses two,
             one after the other, each by a softmax over those close to the best (Liu et al. 2023).
-        jitter: for `sparsemixer`, half the relative distance that counts as close.
         normalised: the weights of a token add up to 1. With `softmax`, this is the softmax over the
             chosen experts.
-        scale: multiplies the weights.
         selection_bias: a trained number per expert is added to the scores that choose experts, not
             to those that weight them (Wang et al. 2024, "Loss-Free Balancing").
         groups: groups of adjacent experts. Only experts of the best groups are chosen: those whose
             two best scores have the highest sum.
-        expert_bias: of gate, up and down.
-        shared_size: channels of an expert for all tokens, if there is one.
-        shared_gate: multiply the output of that expert by a sigmoid of the token.
     """
 
     experts: Size
     per_token: Size
-    intermediate_size: Size
+    intermediate_size: Size  # channels of an expert
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
-    jitter: float = 0.0
+    jitter: float = 0.0  # for `sparsemixer`, half the relative distance that counts as close
     normalised: bool = True
-    scale: float = 1.0
+    scale: float = 1.0  # multiplies the weights
     selection_bias: bool = False
     groups: Size = 1
     groups_per_token: Size = 1
     router_bias: bool = False
-    expert_bias: bool = False
+    expert_bias: bool = False  # of gate, up and down
     alpha: float = 1.0
     beta: float = 0.0
     limit: float | None = None
-    shared_size: Size | None = None
-    shared_gate: bool = False
+    shared_size: Size | None = None  # channels of an expert for all tokens, if there is one
+    shared_gate: bool = False  # multiply the output of that expert by a sigmoid of the token
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if self.score == "sparsemixer" and self.per_token != 2:
             raise ConfigError(
                 f"mixture: sparsemixer chooses two experts per token (got {self.per_token}). "

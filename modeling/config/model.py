@@ -128,8 +128,7 @@ class StackConfig(ModelConfig):
         lengths = (rotary.switches_after for rotary in self.rotaries)
         return min((length for length in lengths if length is not None), default=None)
 
-    def __post_init__(self) -> None:
-        ModelConfig.__post_init__(self)
+    def _check(self) -> None:
         if not self.blocks:
             raise ConfigError("blocks: needs at least one layer. Check num_hidden_layers.")
         if self.shared_block and len(set(self.blocks)) > 1:
@@ -170,8 +169,8 @@ class DecoderConfig(StackConfig):
         parts = 1 + max(block.feature_part for block in self.blocks)
         return parts * self.embedding_width
 
-    def __post_init__(self) -> None:
-        StackConfig.__post_init__(self)
+    def _check(self) -> None:
+        StackConfig._check(self)
         if not all(attention.causal for attention in self.attentions):
             raise ConfigError(
                 "blocks: every layer of a decoder must be causal. Make it an encoder."
@@ -233,8 +232,8 @@ class EncoderConfig(StackConfig):
             return self.context_length
         return (self.context_length - self.head.skipped) // self.head.square**2
 
-    def __post_init__(self) -> None:
-        StackConfig.__post_init__(self)
+    def _check(self) -> None:
+        StackConfig._check(self)
         if any(block.cross_attention for block in self.blocks):
             raise ConfigError("blocks: an encoder has no source for cross-attention. Leave it out.")
         if len(self.attentions) < len(self.blocks):
@@ -340,7 +339,7 @@ class EncoderDecoderConfig(ModelConfig):
     shared_embedding: bool
     decoder_start_token_id: int
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         widths = self.encoder.hidden_size, self.decoder.hidden_size
         if widths[0] != widths[1] or self.encoder.head is not None:
             raise ConfigError(

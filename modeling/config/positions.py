@@ -51,8 +51,7 @@ class Llama3Scaling(Scaling):
     high_freq_factor: float
     original_context: int
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if not self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 "positions: low_freq_factor must be below high_freq_factor (got "
@@ -112,9 +111,8 @@ class LearnedPositions(Config):
         offset: rows before the first position. Some published tables have them: two in BART, one
             more than the padding id in RoBERTa.
         padding: id that an encoder does not count, wherever it stands, so that it has the row
-            before the first position, which is that of its id; None where every id counts.
-        published: table of the checkpoint that is interpolated to the patches of the image; None
-            where the checkpoint has this table.
+            before the first position, which is that of its id.
+        published: table of the checkpoint that is interpolated to the patches of the image.
     """
 
     offset: Count = 0
@@ -129,15 +127,13 @@ class SinusoidalPositions:
     Attributes:
         layout: `interleaved` alternates sine and cosine, as in the paper; `halves` has all sines
             before all cosines, as in Marian.
-        offset: the row of the first token.
-        padding: id that an encoder does not count, wherever it stands, and that has no vector of a
-            position; None where every id counts.
+        padding: id that an encoder does not count, and that has no vector of a position.
         endpoint: the last pair of channels has 10000 times the shortest wavelength, as in
             tensor2tensor; else the pair after it would.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
-    offset: int = 0
+    offset: int = 0  # the row of the first token
     padding: int | None = None
     endpoint: bool = False
 
@@ -147,13 +143,11 @@ class RotaryPositions(Config):
     """Queries and keys rotated by their position (Su et al. 2021, "RoFormer").
 
     Attributes:
-        dim: channels of each head that are rotated, from the first on.
         interleaved: neighbouring channels are rotated together, as in the paper; else channels
             `dim / 2` apart.
         axes: axis whose position rotates each pair of channels: 0 time, 1 row, 2 column (Wang et
             al. 2024, "Qwen2-VL"). The positions of a text are the same on all axes. Empty if
             tokens have one position.
-        axial: each axis has all wavelengths, instead of a share of them.
         centers: positions are the centers of the patches of an image of one size, from -1 at its
             first edge to 1 at its last one, which is a whole turn of the shortest wavelength
             (Siméoni et al. 2025, "DINOv3"); else whole numbers.
@@ -161,13 +155,13 @@ class RotaryPositions(Config):
 
     ADVICE: ClassVar[str] = "Check rope_theta."
 
-    dim: int
+    dim: int  # channels of each head that are rotated, from the first on
     theta: Annotated[float, Bound("above 1", lambda value: value > 1)] = 10_000.0
     scaling: RotaryScaling | None = None
     interleaved: bool = False
     backward: bool = False  # rotated the other way
     axes: tuple[int, ...] = ()
-    axial: bool = False
+    axial: bool = False  # each axis has all wavelengths, instead of a share of them
     centers: bool = False
 
     @property
@@ -186,8 +180,7 @@ class RotaryPositions(Config):
             case _:
                 return None
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         pairs = self.dim // 2
         match self.scaling:
             case DynamicNTKScaling() if pairs < 2:
@@ -238,17 +231,12 @@ class RelativeBiasPositions:
 
     Near distances have a bucket each, farther ones share ever wider buckets, and those from
     `max_distance` on share the last.
-
-    Attributes:
-        buckets: rows of the table; a bidirectional stack uses half of them for each side.
-        each_layer: every layer has a table `(buckets, heads)`; else all share one.
-        absolute: a table of positions that is added to the embedding as well.
     """
 
-    buckets: int = 32
+    buckets: int = 32  # rows of the table; a bidirectional stack uses half of them for each side
     max_distance: int = 128
-    each_layer: bool = False
-    absolute: LearnedPositions | None = None
+    each_layer: bool = False  # every layer has a table `(buckets, heads)`; else all share one
+    absolute: LearnedPositions | None = None  # added to the embedding as well
 
     def __post_init__(self) -> None:
         # A quarter of the buckets are for the near distances of one side.

@@ -22,20 +22,13 @@ class AdditiveAttentionConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(Config):
-    """The memory of a Neural Turing Machine (Graves et al. 2014), and its heads.
+    """The memory of a Neural Turing Machine (Graves et al. 2014), and its heads."""
 
-    Attributes:
-        slots: N in the paper.
-        width: numbers in a slot, M in the paper.
-        write_heads: heads that erase and add.
-        shift_range: slots that a head can move in a step, to either side.
-    """
-
-    slots: Size
-    width: Size
+    slots: Size  # N in the paper
+    width: Size  # numbers in a slot, M in the paper
     read_heads: Size = 1
-    write_heads: Size = 1
-    shift_range: Size = 1
+    write_heads: Size = 1  # heads that erase and add
+    shift_range: Size = 1  # slots that a head can move in a step, to either side
 
     @property
     def heads(self) -> int:
@@ -47,8 +40,7 @@ class MemoryConfig(Config):
         """Numbers read in a step."""
         return self.read_heads * self.width
 
-    def __post_init__(self) -> None:
-        Config.__post_init__(self)
+    def _check(self) -> None:
         if 2 * self.shift_range >= self.slots:
             raise ConfigError(
                 f"memory: shift_range must be below half of the {self.slots} slots (got "
@@ -64,9 +56,7 @@ class RecurrentConfig(ModelConfig):
         hidden_size: channels of the embedding and of every cell.
         context_length: most tokens of a sequence; only attention needs room for them.
         cell: kind of every cell; `feed_forward` remembers nothing, and needs a memory.
-        num_layers: number of stacked cells.
         attention: to the states of the last layer so far.
-        memory: controlled by the cells.
         tied_head: the head is the embedding's table.
     """
 
@@ -79,8 +69,7 @@ class RecurrentConfig(ModelConfig):
     memory: MemoryConfig | None = None
     tied_head: bool = False
 
-    def __post_init__(self) -> None:
-        ModelConfig.__post_init__(self)
+    def _check(self) -> None:
         if self.attention is not None and self.memory is not None:
             raise ConfigError(
                 "recurrent: attention and memory exclude each other. Leave one of them out."
