@@ -30,6 +30,8 @@ LAYER_NORM = SIZES | {EPSILON: "layer_norm_eps"}
 
 WINDOW = {"attention.sliding_window": "sliding_window"}
 
+PARALLEL = {"use_parallel_residual": "use_parallel_residual"}
+
 GPT2_SIZES = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
@@ -57,7 +59,6 @@ class Architecture:
 
     Attributes:
         model_type: of the config.
-        model_class: of transformers.
         names: Hugging Face names of tensors.
         keys: config keys by GGUF keys below the architecture's name; None if shapes imply it.
         implied: config values that every such file implies.
@@ -71,7 +72,6 @@ class Architecture:
     """
 
     model_type: str
-    model_class: str
     names: Names = names.LLAMA
     keys: Mapping[str, str | None] = field(default_factory=lambda: RMS)
     implied: Mapping[str, object] = field(default_factory=dict)
@@ -84,12 +84,11 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", "LlamaForCausalLM", switches=BIASES, turns_pairs=True),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "llama": Architecture("llama", switches=BIASES, turns_pairs=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture(
         "qwen3_moe",
-        "Qwen3MoeForCausalLM",
         keys=RMS
         | {
             "expert_count": "num_experts",
@@ -98,11 +97,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         implied={"norm_topk_prob": True},
     ),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", switches=BIASES, turns_pairs=True),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
+    "smollm3": Architecture("smollm3", switches=BIASES, turns_pairs=True),
+    "olmo2": Architecture("olmo2"),
     "granite": Architecture(
         "granite",
-        "GraniteForCausalLM",
         keys=RMS
         | {
             "attention.scale": "attention_multiplier",
@@ -115,20 +113,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma": Architecture(
         "gemma",
-        "GemmaForCausalLM",
         implied={"hidden_act": GELU_TANH, "hidden_activation": GELU_TANH},
         norm_offset=1.0,
     ),
     "gemma2": Architecture(
         "gemma2",
-        "Gemma2ForCausalLM",
         keys=RMS | WINDOW | SOFT_CAPS,
         implied={"hidden_activation": GELU_TANH},
         norm_offset=1.0,
     ),
     "gemma3": Architecture(
         "gemma3_text",
-        "Gemma3ForCausalLM",
         keys=RMS
         | WINDOW
         | {
@@ -143,70 +138,49 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         norm_offset=1.0,
     ),
-    "phi3": Architecture(
-        "phi3", "Phi3ForCausalLM", names.PHI3, RMS | WINDOW, implied={"hidden_act": "silu"}
-    ),
+    "phi3": Architecture("phi3", names.PHI3, RMS | WINDOW, implied={"hidden_act": "silu"}),
     "starcoder2": Architecture(
         "starcoder2",
-        "Starcoder2ForCausalLM",
         names.STARCODER2,
         SIZES | {EPSILON: "norm_epsilon"},
         implied={"hidden_act": GELU_TANH, "use_bias": True},
     ),
     "stablelm": Architecture(
         "stablelm",
-        "StableLmForCausalLM",
-        keys=LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
+        keys=LAYER_NORM | PARALLEL,
         implied={"hidden_act": "silu"},
         switches={"use_qkv_bias": "attn_q.bias", "qk_layernorm": HEAD_NORM},
     ),
     "command-r": Architecture(
         "cohere",
-        "CohereForCausalLM",
         keys=LAYER_NORM | {"logit_scale": "logit_scale"},
         switches={"use_qk_norm": HEAD_NORM},
     ),
-    "cohere2": Architecture(
-        "cohere2",
-        "Cohere2ForCausalLM",
-        keys=LAYER_NORM | WINDOW | {"logit_scale": "logit_scale"},
-    ),
+    "cohere2": Architecture("cohere2", keys=LAYER_NORM | WINDOW | {"logit_scale": "logit_scale"}),
     "phi2": Architecture(
         "phi",
-        "PhiForCausalLM",
         names.PHI2,
         LAYER_NORM,
         implied={"hidden_act": "gelu_new"},
         switches={"qk_layernorm": HEAD_NORM},
     ),
     "olmo": Architecture(
-        "olmo",
-        "OlmoForCausalLM",
-        keys=SIZES | {EPSILON: None, "attention.clamp_kqv": "clip_qkv"},
-        turns_pairs=True,
+        "olmo", keys=SIZES | {EPSILON: None, "attention.clamp_kqv": "clip_qkv"}, turns_pairs=True
     ),
     "nemotron": Architecture(
         "nemotron",
-        "NemotronForCausalLM",
         keys=SIZES | {EPSILON: "norm_eps"},
         implied={"hidden_act": "relu2"},
         switches=BIASES,
         norm_offset=1.0,
     ),
     "arcee": Architecture(
-        "arcee",
-        "ArceeForCausalLM",
-        implied={"hidden_act": "relu2"},
-        switches=BIASES,
-        turns_pairs=True,
+        "arcee", implied={"hidden_act": "relu2"}, switches=BIASES, turns_pairs=True
     ),
-    "ernie4_5": Architecture(
-        "ernie4_5", "Ernie4_5ForCausalLM", switches={"use_bias": "attn_q.bias"}
-    ),
-    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", switches=BIASES),
+    "ernie4_5": Architecture("ernie4_5", switches={"use_bias": "attn_q.bias"}),
+    "seed_oss": Architecture("seed_oss", switches=BIASES),
     "gpt2": Architecture(
         "gpt2",
-        "GPT2LMHeadModel",
         names.GPT2,
         GPT2_SIZES,
         implied={"activation_function": "gelu_new"},
@@ -214,7 +188,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "falcon": Architecture(
         "falcon",
-        "FalconForCausalLM",
         names.BLOOM,
         LAYER_NORM
         | {
@@ -228,20 +201,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gptneox": Architecture(
         "gpt_neox",
-        "GPTNeoXForCausalLM",
         names.GPT_NEOX,
-        LAYER_NORM
-        | {
-            "use_parallel_residual": "use_parallel_residual",
-            "rope.freq_base": "rotary_emb_base",
-        },
+        LAYER_NORM | PARALLEL | {"rope.freq_base": "rotary_emb_base"},
         implied={"hidden_act": "gelu"},
         groups_qkv=True,
         partial="rotary_pct",
     ),
     "bloom": Architecture(
         "bloom",
-        "BloomForCausalLM",
         names.BLOOM,
         GPT2_SIZES
         | {

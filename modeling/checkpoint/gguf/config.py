@@ -97,7 +97,6 @@ def hf_values(header: Header) -> dict[str, object]:
         )
     own = _below(f"{header.architecture}.", header.metadata)
     values: dict[str, object] = {
-        "architectures": [architecture.model_class],
         "model_type": architecture.model_type,
         "vocab_size": header.tensors[VOCABULARY].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
