@@ -122,17 +122,14 @@ class LearnedPositions(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinusoidalPositions:
-    """A fixed table added to the embedding (Vaswani et al. 2017, section 3.5).
+    """A fixed table added to the embedding, all sines before all cosines (Vaswani et al. 2017).
 
     Attributes:
-        layout: `interleaved` alternates sine and cosine, as in the paper; `halves` has all sines
-            before all cosines, as in Marian.
         padding: id that an encoder does not count, and that has no vector of a position.
         endpoint: the last pair of channels has 10000 times the shortest wavelength, as in
             tensor2tensor; else the pair after it would.
     """
 
-    layout: Literal["interleaved", "halves"] = "interleaved"
     offset: int = 0  # the row of the first token
     padding: int | None = None
     endpoint: bool = False

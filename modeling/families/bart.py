@@ -233,7 +233,7 @@ def read_blocks(
 
 _MARIAN = BartFormat(
     classes="Marian",
-    positions=SinusoidalPositions(layout="halves"),
+    positions=SinusoidalPositions(),
     normed_embedding=False,
     head="MTModel",
 )
@@ -277,7 +277,7 @@ _FORMATS = {
     # M2M-100 (Fan et al. 2021), and NLLB (Costa-jussa et al. 2022).
     "m2m_100": BartFormat(
         classes="M2M100",
-        positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
+        positions=SinusoidalPositions(offset=2, endpoint=True),
         placement="pre",
         normed_embedding=False,
         logits_bias=False,
@@ -290,7 +290,7 @@ _FORMATS = {
     # PEGASUS (Zhang et al. 2020).
     "pegasus": BartFormat(
         classes="Pegasus",
-        positions=SinusoidalPositions(layout="halves"),
+        positions=SinusoidalPositions(),
         placement="pre",
         normed_embedding=False,
     ),

@@ -85,7 +85,7 @@ def _qwen3_asr(hf: ConfigReader) -> EncoderConfig:
         input=source,
         hidden_size=width,
         context_length=source.length,
-        positions=SinusoidalPositions(layout="halves", endpoint=True),
+        positions=SinusoidalPositions(endpoint=True),
         blocks=read_blocks(tower, "encoder", width, "pre"),
         final_norm=NORM,
         head=head,

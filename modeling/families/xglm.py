@@ -56,7 +56,7 @@ def _config(hf: ConfigReader) -> DecoderConfig:
         kind="mlp",
         activation="gelu",
         norm=layer_norm(1e-5),
-        positions=SinusoidalPositions(layout="halves", offset=OFFSET, endpoint=True),
+        positions=SinusoidalPositions(offset=OFFSET, endpoint=True),
         tied=True,
     ).read(hf)
     scaled = hf.get("scale_embedding", bool, True)

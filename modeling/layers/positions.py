@@ -196,17 +196,12 @@ def rounded_alibi(heads: int, length: int) -> Tensor:
 
 
 def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:
-    """Sinusoidal table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
+    """Sinusoidal table `(length, width)`, all sines before all cosines."""
     steps = width // 2 - 1 if positions.endpoint else width / 2
     frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
     rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
     angles = rows[:, None] * frequencies
-    pair = (angles.sin(), angles.cos()[:, : width // 2])
-    if positions.layout == "halves":
-        return torch.cat(pair, 1).float()
-    table = torch.empty(length, width, dtype=torch.float64)
-    table[:, 0::2], table[:, 1::2] = pair
-    return table.float()
+    return torch.cat((angles.sin(), angles.cos()[:, : width // 2]), 1).float()
 
 
 def rotary_tables(

@@ -31,7 +31,7 @@ def initialise_bert(module: EncoderModel) -> None:
     initialise(module, layers=len(config.blocks), std=std)
     table = cast(nn.Embedding, module.position_embedding).weight
     rows, width = table.shape
-    sinusoids = sinusoidal_table(rows, width, SinusoidalPositions(layout="halves"))
+    sinusoids = sinusoidal_table(rows, width, SinusoidalPositions())
     with torch.no_grad():
         # Sines and cosines have a mean square of a half.
         table.copy_(sinusoids * (std * 2**0.5))

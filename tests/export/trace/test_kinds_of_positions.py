@@ -82,7 +82,7 @@ KINDS = {
         ],
     ),
     "sinusoidal": Kind(
-        POSITIONS["sinusoidal-halves"], [(wide(softcap=0.8), FUSED), (narrow(softcap=0.8), PLAIN)]
+        POSITIONS["sinusoidal"], [(wide(softcap=0.8), FUSED), (narrow(softcap=0.8), PLAIN)]
     ),
     "rotary": Kind(RotaryPositions(dim=16, theta=30.0), [(wide(num_kv_heads=2), FUSED)]),
     "rotary of each layer": Kind(

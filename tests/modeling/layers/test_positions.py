@@ -168,24 +168,17 @@ def test_theta_may_be_inside_or_outside_the_scaling() -> None:
 
 
 @pytest.mark.parametrize("width", [6, 7, 32])
-def test_the_table_of_halves_equals_marian(width: int) -> None:
+def test_the_table_equals_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
-    table = sinusoidal_table(50, width, SinusoidalPositions(layout="halves"))
+    table = sinusoidal_table(50, width, SinusoidalPositions())
     torch.testing.assert_close(table, expected)
 
 
 def test_the_table_with_an_endpoint_equals_xglm() -> None:
     reference = XGLMSinusoidalPositionalEmbedding(50, 12)
     expected = reference(torch.arange(50)[None])[0]
-    positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)
+    positions = SinusoidalPositions(offset=2, endpoint=True)
     torch.testing.assert_close(sinusoidal_table(50, 12, positions), expected)
-
-
-@pytest.mark.parametrize("width", [6, 7])
-def test_both_layouts_hold_the_same_numbers(width: int) -> None:
-    interleaved = sinusoidal_table(20, width, SinusoidalPositions())
-    halves = sinusoidal_table(20, width, SinusoidalPositions(layout="halves"))
-    assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)
 
 
 # --- relative -----------------------------------------------------------------------------------
