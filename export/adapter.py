@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from ortolan import files
-from ortolan.export.errors import OptionError, OutputError, ParityError
+from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
-from ortolan.export.output import describe_files
+from ortolan.export.output import describe_files, staged_folder
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, passed, thresholds
 from ortolan.export.proof.probes import make_probes, text_of
@@ -50,7 +50,6 @@ from ortolan.runtime.verification.certificate_files import (
     JSON_NAME,
     write_certificate,
 )
-from ortolan.staging import Place, staged
 
 NAMES = {adapter_folder.NAME, adapter_folder.BLOB, JSON_NAME, ARRAYS_NAME}
 """Files of an adapter."""
@@ -221,31 +220,14 @@ def _reference(model: Exportable, base: Bundle, progress: Progress) -> Certifica
 
 @contextmanager
 def staged_adapter(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder that becomes `target` when the block succeeds.
-
-    Raises:
-        OutputError: the target is taken, locked, or not writable.
-    """
-    try:
-        files.make_folders(target.parent)
-        with staged(Place(files.followed(target), index=adapter_folder.NAME)) as folder:
-            _check_target(target, force=force)
-            yield folder
-    except OSError as error:
-        raise OutputError(
-            f"Cannot write the adapter to {target}: {files.described(error)}"
-        ) from error
+    """A folder that becomes `target` when the block succeeds."""
+    with staged_folder(target, adapter_folder.NAME, "an adapter", _names, force=force) as folder:
+        yield folder
 
 
-def _check_target(target: Path, *, force: bool) -> None:
-    """Raise OutputError unless the target is free, or only an adapter and `force` is set."""
-    if not target.exists():
-        return
-    names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
-    if names - NAMES or (names and adapter_folder.NAME not in names):
-        raise OutputError(f"{target} is not an adapter. Choose a folder that does not exist.")
-    if names and not force:
-        raise OutputError(f"{target} is an adapter. Pass --force to replace it.")
+def _names(folder: Path) -> set[str]:
+    """Names of the files of an adapter; none if the folder is not one."""
+    return NAMES if (folder / adapter_folder.NAME).is_file() else set()
 
 
 def write_adapter(

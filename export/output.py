@@ -1,9 +1,8 @@
-"""Moves a finished bundle into place, whole or not at all (`ortolan.staging`)."""
+"""Moves a finished bundle or adapter into place, whole or not at all (`ortolan.staging`)."""
 
 import contextlib
 import hashlib
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ortolan import files
@@ -12,8 +11,6 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import Place, staged
-
-_log = logging.getLogger("ortolan.export")
 
 PACKED = ("packed-", ".packing")
 """Prefixes of the names that `ortolan pack` adds to a bundle."""
@@ -25,19 +22,36 @@ def place_of(target: Path) -> Place:
 
 
 @contextlib.contextmanager
-def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to build a bundle in, which becomes `target` when the block succeeds."""
+def staged_folder(
+    target: Path, index: str, what: str, names: Callable[[Path], set[str]], *, force: bool
+) -> Iterator[Path]:
+    """A folder to build a bundle or an adapter in, which becomes `target` when the block succeeds.
+
+    Args:
+        target: a folder that is free, or has only files of its kind.
+        index: name of the file without which it is unusable.
+        what: a bundle or an adapter, with its article.
+        names: names of the files of such a folder; none if it is not one.
+        force: replace one.
+    """
     try:
-        place = place_of(target)
+        place = Place(files.followed(target), index=index)
         target = place.target
         files.make_folders(target.parent)
         with staged(place) as folder:
-            _check_target(target, force)
+            _check_target(target, what, names, force)
             yield folder
             # Again: the target may have been used during the export.
-            _check_target(target, force)
+            _check_target(target, what, names, force)
     except OSError as error:
         raise OutputError(f"Cannot export to {target}: {files.described(error)}") from error
+
+
+@contextlib.contextmanager
+def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to build a bundle in, which becomes `target` when the block succeeds."""
+    with staged_folder(target, NAME, "a bundle", _bundle_names, force=force) as folder:
+        yield folder
 
 
 def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File, ...]:
@@ -56,24 +70,26 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     files.write(folder / NAME, manifest_file.encode(manifest))
 
 
-def _check_target(target: Path, force: bool) -> None:
-    """Raise OutputError unless the target is free, or only a bundle and `force` is set."""
+def _check_target(
+    target: Path, what: str, names_of: Callable[[Path], set[str]], force: bool
+) -> None:
+    """Raise OutputError unless the target is free, or only of its kind and `force` is set."""
     if not target.exists():
         return
     if not target.is_dir():
         raise OutputError(f"{target} is a file. Choose a folder.")
     # Packed weights belong to the bundle and are replaced with it.
     names = {path.name for path in target.iterdir() if not path.name.startswith(PACKED)}
-    ours = _bundle_names(target)
     if not names:
         return
+    ours = names_of(target)
     if not ours:
-        problem = "is a folder but not a bundle. Choose an empty folder."
+        problem = f"is a folder but not {what}. Choose an empty folder."
     elif names - ours:
         others = ", ".join(sorted(names - ours)[:3])
-        problem = f"is a bundle with other files ({others}). Move them, or choose an empty folder."
+        problem = f"is {what} with other files ({others}). Move them, or choose an empty folder."
     elif not force:
-        problem = "is a bundle. Pass --force to replace it."
+        problem = f"is {what}. Pass --force to replace it."
     else:
         return
     raise OutputError(f"{target} {problem}")
