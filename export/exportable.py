@@ -58,10 +58,8 @@ class Origin:
     """Where a model comes from.
 
     Attributes:
-        model_type: name of the architecture.
         sha256: hashes everything that decides what the model computes; reads all weights.
         folder: of the checkpoint; None for a live module.
-        keys: which keys of config.json were read, ignored and accepted.
         left_out: parts of the checkpoint for other inputs than text.
         is_quantized: it stores weights in fewer than 16 bits.
         repository: `org/name@commit` of a checkpoint in the cache of the Hugging Face Hub.
@@ -93,7 +91,7 @@ class Exportable:
     """A model to export.
 
     Attributes:
-        kind: in the manifest (`ortolan.runtime.bundle.kinds.KINDS`).
+        kind: one of `ortolan.runtime.bundle.kinds.KINDS`.
         context_length: longest context in tokens; for images, the number of vectors.
         vocab_size: of the decoder, or of the encoder's texts; 1 for images; with CTC, the number of
             symbols.
@@ -101,10 +99,8 @@ class Exportable:
         module: its parameters lie on `meta` and are named as in `weights`.
         forward: calls `module` (see `ortolan.export.streamed`).
         tables: computed tensors, by the names of initializers.
-        trace: traces one graph.
         states: of the decoder, for a type of activations.
         maps: names of the attention maps, in the order of the layers.
-        companions: files for the bundle, by name.
         tokens: special ids; none for an encoder of images.
         tokenizer: None where the model reads only ids, or images.
         source: input of the encoder; None for a decoder-only model.
@@ -120,8 +116,6 @@ class Exportable:
         features: vectors of images or sounds that the decoder reads; None if it reads text alone.
         hidden: states of every token that its graphs return, if they do.
         comparison: how an encoder of images compares them with texts; None if it does not.
-        speech: tokens with which the decoder transcribes, if it has them.
-        dictation: how a decoder that reads sounds transcribes, if it does.
         parts: models that become bundles in the bundle, by the names of their folders: the encoder
             that computes `features`, the head that reads `hidden`, the texts of `comparison`.
         notes: warnings before the export.

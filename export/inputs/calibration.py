@@ -93,7 +93,9 @@ def own_calibration(model: Exportable) -> Path | None:
     """
     name = own_name(model)
     folder = model.origin.folder
-    if folder is None or name is None or not can_read(model):
+    # text needs a tokenizer
+    can_read = model.tokenizer is not None or isinstance(model.source, ImageSource)
+    if folder is None or name is None or not can_read:
         return None
     path = folder / name
     return path if path.is_file() else None
@@ -101,21 +103,10 @@ def own_calibration(model: Exportable) -> Path | None:
 
 def own_name(model: Exportable) -> str | None:
     """Name of a checkpoint's own calibration file; None for kinds without one."""
-    suffix = _suffix(model)
-    return None if suffix is None else f"calibration{suffix}"
-
-
-def can_read(model: Exportable) -> bool:
-    """Whether a calibration file can be read: text needs a tokenizer."""
-    return model.tokenizer is not None or isinstance(model.source, ImageSource)
-
-
-def _suffix(model: Exportable) -> str | None:
-    """Suffix of the calibration file; None for kinds without one."""
     if not isinstance(model.source, TextSource | None):
         has_own = isinstance(model.source, ImageSource) and not model.sides.has_decoder
-        return ".npy" if has_own else None
-    return ".tsv" if model.sides.reads_source else ".txt"
+        return "calibration.npy" if has_own else None
+    return "calibration.tsv" if model.sides.reads_source else "calibration.txt"
 
 
 def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) -> Calibration:
@@ -125,13 +116,13 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
     encoder-decoder; a uint8 array `(N, H, W, C)` in `.npy`, or `(N, H, W)` for one channel, for an
     encoder of images.
     """
-    suffix = _suffix(model)
-    if suffix is None:
+    name = own_name(model)
+    if name is None:
         raise OptionError(
             f"{path}: a model of sounds, of images of any size, or from images to text takes no "
             "calibration file. Leave --calibration out."
         )
-    if suffix == ".npy" and isinstance(model.source, ImageSource):
+    if name.endswith(".npy") and isinstance(model.source, ImageSource):
         images = _read_images(path, model.source)
         cut = _split(len(images), is_learned_from=is_learned_from)
         return CalibrationImages(origin=str(path), learn=images[:cut], held_out=images[cut:])
@@ -141,7 +132,7 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
             "--tokenizer, or leave --calibration out."
         )
     text = _read_text(path)
-    if suffix == ".tsv":
+    if name.endswith(".tsv"):
         lines = _read_pairs(path, text)
         cut = _split(len(lines), is_learned_from=is_learned_from)
         return CalibrationPairs(origin=str(path), learn=lines[:cut], held_out=lines[cut:])

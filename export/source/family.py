@@ -22,16 +22,15 @@ from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer
 from ortolan.export.source.context import context_notes
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
+from ortolan.export.source.encoder_tokens import has_types, padding_id
 from ortolan.export.source.forward import cached, forward_of
 from ortolan.export.source.image_processor import Processor, read_processor
 from ortolan.export.source.interface import output_of, source_of
-from ortolan.export.source.padding import padding_id
 from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import processed_size
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
-from ortolan.export.source.token_types import has_types
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import trace_encoder

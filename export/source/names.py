@@ -22,14 +22,7 @@ def located(
     via: Via | None = None,
     progress: Progress | None = None,
 ) -> S | Path:
-    """The path in the cache of what a name on the Hub means; any other source as it is.
-
-    Args:
-        source: of an export.
-        revision: branch, tag or commit, if it is not in the name.
-        via: how the checkpoint will be opened.
-        progress: called as bytes arrive.
-    """
+    """The path in the cache of what a name on the Hub means; any other source as it is."""
     name = name_of(source, revision)
     return source if name is None else fetched(name, via=via, progress=progress)
 
@@ -43,13 +36,8 @@ def fetched(
 ) -> Path:
     """Fetch a checkpoint, and return its path in the cache.
 
-    A repository whose model needs code of its own is refused before its weights are fetched.
-
-    Args:
-        source: a name, or the listing of its repository.
-        via: how the checkpoint will be opened.
-        check: called before the weights are fetched; raises to refuse them.
-        progress: called as bytes arrive.
+    Before its weights, a model that needs code of its own is refused, and any that `check` raises
+    for.
     """
 
     def check_folder(folder: Path) -> None:

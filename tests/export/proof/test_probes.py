@@ -14,11 +14,11 @@ from tests.export.models_of_kinds import (
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import CalibrationImages, CalibrationPairs, CalibrationText
+from ortolan.export.proof.probe_text import TEXT
 from ortolan.export.proof.probes import (
     IMAGES,
     LENGTHS,
     PAIRS,
-    TEXT,
     ProbeInput,
     inputs_of,
     make_probes,

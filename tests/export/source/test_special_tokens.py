@@ -13,10 +13,9 @@ from tests.runtime.transcription.tiny_wav2vec2 import SYMBOLS, tokenizer
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
-from ortolan.export.source.padding import CONFIG, SPECIAL, padding_id
+from ortolan.export.source.encoder_tokens import CONFIG, SPECIAL, has_types, padding_id
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
-from ortolan.export.source.token_types import has_types
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
