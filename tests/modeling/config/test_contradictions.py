@@ -114,9 +114,6 @@ CASES: dict[str, Call] = {
     },
     # attention
     "no heads": changed(ATTENTION, num_heads=0),
-    "no keys": changed(ATTENTION, num_kv_heads=0),
-    "no channels": changed(ATTENTION, head_dim=0),
-    "no values": changed(ATTENTION, value_dim=0),
     "keys for some heads": changed(ATTENTION, num_kv_heads=3),
     "an empty window": changed(ATTENTION, sliding_window=0),
     "clipped latents": changed(UNBIASED, latent=LATENT, clip=1.0),
@@ -135,7 +132,6 @@ CASES: dict[str, Call] = {
     "norms without a rank": changed(HEADS, inner_norm=RMS),
     # mixtures
     "more experts than there are": changed(FEW, per_token=7),
-    "no experts for a token": changed(FEW, per_token=0),
     "empty experts": changed(FEW, intermediate_size=0),
     "three experts of sparsemixer": changed(FEW, score="sparsemixer", per_token=3),
     "experts that do not share groups": changed(FEW, groups=4),
@@ -169,7 +165,6 @@ CASES: dict[str, Call] = {
         encoder_config, input=IMAGE, context_length=IMAGE.length, head=HEAD
     ),
     **{f"patches of {size}": changed(IMAGE, patch_size=size) for size in SIZES},
-    "no tokens": lambda: TokenInput(vocab_size=0),
     "fewer than no types": lambda: TokenInput(vocab_size=WIDTH, types=-1),
     "fewer than no registers": changed(IMAGE, registers=-1),
     "centers without columns": changed(CENTERS, axes=(1, 1)),
