@@ -12,7 +12,7 @@ K key/value heads, D head width, U value width, G rows per source.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -72,22 +72,14 @@ def group_query_attention(
     spec: AttentionConfig,
 ) -> Tensor:
     """Self-attention without a cache, `(B, S, H * D)`."""
-    first = projections[0]
-    batch, length, _ = first.shape
-    total = _int32(_size(first, 1), ())
-    # Without lengths, all rows are full.
-    last = (total - 1).expand(batch) if lengths is None else lengths.to(torch.int32) - 1
-    return torch.onnx.ops.symbolic(
-        "com.microsoft::GroupQueryAttention",
-        _trimmed(
-            *(*projections, None, None, last, total),
-            *(*_tables(rotary), None, bias, sinks),
-        ),
-        _attributes(spec, rotary) | {"causal": int(spec.causal)},
-        dtype=first.dtype,
-        shape=(batch, length, spec.num_heads * spec.head_dim),
-        version=1,
-    )
+    total = _int32(_size(projections[0], 1), ())
+    if lengths is None:  # all rows are full
+        last = (total - 1).expand(projections[0].shape[0])
+    else:
+        last = lengths.to(torch.int32) - 1
+    inputs = (*projections, None, None, last, total, *_tables(rotary), None, bias, sinks)
+    attributes = _attributes(spec, rotary) | {"causal": int(spec.causal)}
+    return _group_query_attention(inputs, attributes, spec)[0]
 
 
 def cached_group_query_attention(
@@ -101,21 +93,10 @@ def cached_group_query_attention(
     spec: AttentionConfig,
 ) -> tuple[Tensor, LayerCache]:
     """Self-attention after a cache; the updated cache has the same capacity."""
-    first = projections[0]
-    batch, new_tokens, _ = first.shape
-    cache_shape = (batch, *past.key.shape[1:])
-    out, key, value = torch.onnx.ops.symbolic_multi_out(
-        "com.microsoft::GroupQueryAttention",
-        _trimmed(
-            *(*projections, past.key, past.value, step.seqlens_k, step.total),
-            *(*_tables(rotary), None, bias, sinks),
-        ),
-        _attributes(spec, rotary),
-        dtypes=(first.dtype, first.dtype, first.dtype),
-        shapes=((batch, new_tokens, spec.num_heads * spec.head_dim), cache_shape, cache_shape),
-        version=1,
-    )
-    return out, LayerCache(key, value)
+    inputs = (*projections, *past, step.seqlens_k, step.total, *_tables(rotary), None, bias, sinks)
+    cache = (projections[0].shape[0], *past.key.shape[1:])
+    out, *present = _group_query_attention(inputs, _attributes(spec, rotary), spec, (cache, cache))
+    return out, LayerCache(*present)
 
 
 def shared_group_query_attention(
@@ -128,17 +109,27 @@ def shared_group_query_attention(
     spec: AttentionConfig,
 ) -> Tensor:
     """Attention to a cache that another layer has already extended; it adds no keys."""
-    batch, new_tokens, _ = query.shape
-    nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
-    return torch.onnx.ops.symbolic(
+    nothing = query.new_zeros(query.shape[0], 0, spec.num_kv_heads * spec.head_dim)
+    rows = (step.seqlens_k, step.total, *_tables(rotary), None, None, sinks)
+    inputs = (query, nothing, nothing, *present, *rows)
+    return _group_query_attention(inputs, _attributes(spec, rotary), spec)[0]
+
+
+def _group_query_attention(
+    inputs: tuple[Tensor | None, ...],
+    attributes: _Attributes,
+    spec: AttentionConfig,
+    caches: Sequence[tuple[Size, ...]] = (),
+) -> Sequence[Tensor]:
+    """Output of the node, `(B, S, H * D)`, and the extended caches of these shapes."""
+    first = cast(Tensor, inputs[0])
+    shape = (*first.shape[:2], spec.num_heads * spec.head_dim)
+    return torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        _trimmed(
-            *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
-            *(*_tables(rotary), None, None, sinks),
-        ),
-        _attributes(spec, rotary),
-        dtype=query.dtype,
-        shape=(batch, new_tokens, spec.num_heads * spec.head_dim),
+        _trimmed(*inputs),
+        attributes,
+        dtypes=[first.dtype] * (1 + len(caches)),
+        shapes=(shape, *caches),
         version=1,
     )
 
@@ -184,14 +175,7 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
 def rotary_embedding(
     heads: Tensor, rotary: Rotary, positions_BS: Tensor | None, width: int
 ) -> Tensor:
-    """Rotate heads side by side, `(B, S, N * width)`.
-
-    Args:
-        heads: queries or keys.
-        rotary: tables, or angles of the tokens.
-        positions_BS: int64 `(B, S)`, rows of the tables; None for angles of the tokens.
-        width: channels of a head.
-    """
+    """Rotate heads side by side, `(B, S, N * width)`, at positions or by angles of the tokens."""
     return torch.onnx.ops.symbolic(
         "RotaryEmbedding",
         _trimmed(heads, rotary.cos, rotary.sin, positions_BS),
@@ -217,13 +201,8 @@ def standard_attention(
 ) -> Tensor:
     """The standard Attention node, `(B, H, S, U)`.
 
-    Args:
-        q_BHSD: queries.
-        k_BKTD: keys.
-        v_BKTU: values.
-        mask: bool, or numbers to add to the scores; `(B | 1, H | 1, S, T)`.
-        lengths: int `(B,)`; valid keys per row, counted from the first; None if all are valid.
-        spec: scale.
+    The mask is bool, or numbers to add to the scores, `(B | 1, H | 1, S, T)`; int `lengths` `(B,)`
+    count the valid keys of each row.
     """
     nonpad = None if lengths is None else lengths.to(torch.int64)
     return torch.onnx.ops.symbolic(
@@ -239,12 +218,8 @@ def standard_attention(
 def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
     """Fold queries `(G * B, S, H * D)` into longer rows `(B, H, G * S, D)`.
 
-    The shapes are computed in the graph, so that nothing has to prove that B divides the rows.
-
-    Args:
-        q: queries; the G rows of a source are adjacent.
-        sources: any tensor `(B, ...)`.
-        spec: heads and width.
+    The G rows of a source are adjacent; `sources` is any tensor `(B, ...)`. The shapes are computed
+    in the graph, so that nothing has to prove that B divides the rows.
     """
     batch = sources.shape[0]
     if is_one(q.shape[1]) and is_same(q.shape[0], batch):
@@ -280,13 +255,8 @@ def mixture(
 ) -> Tensor:
     """The experts of a layer as one node, `(B, S, E)` to `(B, S, E)`.
 
-    Args:
-        x: input.
-        logits: router logits, `(B, S, N)`; a token's experts are weighted by the softmax of the
-            highest ones.
-        gate_up: weights `(N, 2 * I, E)` and bias; see `layers.mixture.Experts`.
-        down: weights `(N, E, I)` and bias.
-        spec: experts per token, and their activation.
+    The softmax of a token's highest router logits `(B, S, N)` weighs its experts; for the weights
+    and biases see `layers.mixture.Experts`.
 
     Source: com.microsoft.MoE, version 1. Its CPU kernel needs gate and up rows interleaved.
     """

@@ -21,14 +21,7 @@ from ortolan.modeling.layers import nodes
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.nodes import Rotary
 from ortolan.modeling.layers.rotation import rotate
-from ortolan.modeling.layers.scores import (
-    Relative,
-    attend,
-    has_kernel,
-    inside,
-    visible,
-    weigh,
-)
+from ortolan.modeling.layers.scores import Relative, attend, inside, visible, weigh
 from ortolan.modeling.layers.sizes import is_one
 
 
@@ -55,7 +48,7 @@ def attention(
     lengths: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention without a cache.
+    """Self-attention without a cache, `(B, S, H * U)`; undefined at padded positions.
 
     Args:
         qkv: queries, keys and values, side by side `(B, S, H * D + K * D + K * U)` or separate.
@@ -65,30 +58,30 @@ def attention(
         lengths: int `(B,)`; valid tokens per row, right padded; None if all are valid. Not needed
             for causal attention, where padding comes after the row.
         sinks: `(H,)`; per head, the score of an extra key whose value is zero.
-
-    Returns:
-        `(B, S, H * U)`; undefined at padded positions.
     """
     if _has_node(spec, rotary):
         bias = None if relative is None else relative.bias
         return nodes.group_query_attention(_apart(qkv), rotary, lengths, bias, sinks, spec=spec)
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
-    length = q_BHSD.shape[2]
-    if rotary is not None:
-        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
-        q_BHSD = rotate(q_BHSD, angles_SR)
-        k_BKSD = rotate(k_BKSD, angles_SR)
-    if not spec.causal:
-        return _joined(
-            attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths, sinks=sinks)
-        )
+    q_BHSD, k_BKSD = _rotated((q_BHSD, k_BKSD), rotary)
     allowed = None
-    plain = sinks is None and relative is None and spec.sliding_window is None
-    if not (plain and has_kernel(spec)):
-        positions = torch.arange(length, device=q_BHSD.device)
-        allowed = visible(positions[None], length, spec, _reach(relative))
+    is_plain = sinks is None and relative is None and spec.sliding_window is None
+    if spec.causal:
+        lengths = None
+        # PyTorch has a kernel of plain causal attention, which a trace would decompose.
+        if not is_plain or spec.softcap is not None or torch.onnx.is_in_onnx_export():
+            allowed = _causal(q_BHSD, spec, relative)
     return _joined(
-        attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, allowed=allowed, sinks=sinks)
+        attend(
+            q_BHSD,
+            k_BKSD,
+            v_BKSU,
+            spec,
+            relative=relative,
+            allowed=allowed,
+            lengths=lengths,
+            sinks=sinks,
+        )
     )
 
 
@@ -106,15 +99,10 @@ def attention_weights(
     The weight of a sink is left out, so with sinks a row sums to less than 1.
     """
     q_BHSD, k_BKSD, _ = _split_heads(qkv, spec)
-    length = q_BHSD.shape[2]
-    if rotary is not None:
-        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
-        q_BHSD = rotate(q_BHSD, angles_SR)
-        k_BKSD = rotate(k_BKSD, angles_SR)
-    allowed = None if lengths is None else inside(lengths, length)
+    q_BHSD, k_BKSD = _rotated((q_BHSD, k_BKSD), rotary)
+    allowed = None if lengths is None else inside(lengths, q_BHSD.shape[2])
     if spec.causal:
-        positions = torch.arange(length, device=q_BHSD.device)
-        allowed = visible(positions[None], length, spec, _reach(relative))
+        allowed = _causal(q_BHSD, spec, relative)
     return weigh(q_BHSD, k_BKSD, spec, relative, allowed, sinks)
 
 
@@ -128,21 +116,11 @@ def cached_attention(
     relative: Relative | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, LayerCache]:
-    """Causal self-attention over a buffer of fixed capacity, which it extends.
+    """Causal self-attention over a buffer of fixed capacity: output, and the extended buffers.
 
-    Args:
-        qkv: as for `attention`, for the new tokens; right padded.
-        past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far. Slots after a row's length are
-            ignored but must be finite.
-        step: lengths after this step, and T. With more than one new token and a past, B must
-            be 1; the fused kernel requires it.
-        rotary: tables with a row for every position, or None.
-        spec: heads, widths, scale, window and softcap.
-        relative: contribution of distances to the scores, for the T of the step.
-        sinks: as for `attention`.
-
-    Returns:
-        `(B, S, H * U)`, undefined at padded positions, and the extended buffers.
+    Arguments are as for `attention`, for the new tokens. With more than one new token and a past,
+    B must be 1, since the fused kernel requires it. Slots of keys `(B, K, C, D)` and values
+    `(B, K, C, U)` after a row's length are ignored but must be finite.
     """
     if _has_node(spec, rotary):
         bias = None if relative is None else relative.bias
@@ -151,18 +129,11 @@ def cached_attention(
         )
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     positions_BS = step.positions(q_BHSD.shape[2])
-    if rotary is not None:
-        angles_B1SR = _at(rotary, positions_BS)
-        q_BHSD = rotate(q_BHSD, angles_B1SR)
-        k_BKSD = rotate(k_BKSD, angles_B1SR)
+    q_BHSD, k_BKSD = _rotated((q_BHSD, k_BKSD), rotary, positions_BS)
     present = LayerCache(
         extended(past.key, k_BKSD, positions_BS), extended(past.value, v_BKSU, positions_BS)
     )
-    reach = step.reach(past.key.shape[2])
-    k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
-    allowed = visible(positions_BS, reach, spec, _reach(relative))
-    out_BHSU = attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, sinks=sinks)
-    return _joined(out_BHSU), present
+    return _attended(q_BHSD, present, step, positions_BS, spec, relative, sinks), present
 
 
 def shared_attention(
@@ -174,29 +145,54 @@ def shared_attention(
     spec: AttentionConfig,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention to the keys and values of another layer, including those of the new tokens.
+    """Self-attention to the buffers that `cached_attention` returned for another layer.
 
-    Args:
-        query: queries of the new tokens, `(B, S, H * D)`.
-        present: buffers that `cached_attention` returned for the other layer in this step.
-        step: as for `cached_attention`.
-        rotary: applied to the queries only.
-        spec: heads, widths, scale, window and softcap.
-        sinks: as for `attention`.
-
-    Returns:
-        `(B, S, H * D)`.
+    They have the keys and values of the new tokens; only the queries `(B, S, H * D)` are rotated.
     """
     if _has_node(spec, rotary):
         return nodes.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
     q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
     positions_BS = step.positions(q_BHSD.shape[2])
-    if rotary is not None:
-        q_BHSD = rotate(q_BHSD, _at(rotary, positions_BS))
+    (q_BHSD,) = _rotated((q_BHSD,), rotary, positions_BS)
+    return _attended(q_BHSD, present, step, positions_BS, spec, None, sinks)
+
+
+def _attended(
+    q_BHSD: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    positions_BS: Tensor,
+    spec: AttentionConfig,
+    relative: Relative | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of new tokens to buffers that have their keys and values, `(B, S, H * U)`."""
     reach = step.reach(present.key.shape[2])
     k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
-    allowed = visible(positions_BS, reach, spec)
-    return _joined(attend(q_BHSD, k_BKTD, v_BKTU, spec, allowed=allowed, sinks=sinks))
+    allowed = visible(positions_BS, reach, spec, None if relative is None else relative.reach)
+    return _joined(
+        attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, sinks=sinks)
+    )
+
+
+def _causal(q_BHSD: Tensor, spec: AttentionConfig, relative: Relative | None) -> Tensor:
+    """Keys that each of the first tokens may see, bool `(1, 1, S, S)`."""
+    length = q_BHSD.shape[2]
+    positions = torch.arange(length, device=q_BHSD.device)
+    return visible(positions[None], length, spec, None if relative is None else relative.reach)
+
+
+def _rotated(
+    heads: Sequence[Tensor], rotary: Rotary | None, positions_BS: Tensor | None = None
+) -> list[Tensor]:
+    """Rotate queries and keys `(B, N, S, D)` at positions, by default the first ones."""
+    if rotary is None:
+        return list(heads)
+    if positions_BS is None:
+        cos, sin = (table[: heads[0].shape[2]] for table in rotary[:2])
+    else:
+        cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
+    return [rotate(x_BNSD, rotary._replace(cos=cos, sin=sin)) for x_BNSD in heads]
 
 
 def cross_attention(
@@ -204,17 +200,9 @@ def cross_attention(
 ) -> Tensor:
     """Attention to a source whose keys and values are already computed.
 
-    Every query sees the whole source, so G rows that share a source (beams) are computed as one
-    longer row, without copying the source.
-
-    Args:
-        q: queries, `(G * B, S, H * D)`; the G rows of a source are adjacent.
-        states: keys `(B, K, T, D)` and values `(B, K, T, U)` of the sources.
-        lengths: int `(B,)`; valid tokens per source, right padded; None if all are valid.
-        spec: heads, widths, scale and softcap.
-
-    Returns:
-        `(G * B, S, H * U)`.
+    Every query `(G * B, S, H * D)` sees the whole source, so G adjacent rows that share a source
+    (beams) are computed as one longer row, without copying the source. Int `lengths` `(B,)` are
+    the valid tokens per source, right padded; None if all are valid.
     """
     if torch.onnx.is_in_onnx_export():
         q_BHND = nodes.fold(q, states.key if lengths is None else lengths, spec=spec)
@@ -322,16 +310,6 @@ def softplus(x: Tensor) -> Tensor:
             "Softplus", (x,), dtype=x.dtype, shape=x.shape, version=nodes.OPSET
         )
     return F.softplus(x)
-
-
-def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
-    """Angles at the given positions, `(B, 1, S, R/2)`."""
-    cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
-    return rotary._replace(cos=cos, sin=sin)
-
-
-def _reach(relative: Relative | None) -> Tensor | None:
-    return None if relative is None else relative.reach
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None) -> bool:

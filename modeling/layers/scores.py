@@ -67,15 +67,9 @@ def attend(
 ) -> Tensor:
     """Softmax attention, `(B, H, S, U)`.
 
-    Args:
-        q_BHSD: queries.
-        k_BKTD: keys.
-        v_BKTU: values.
-        spec: widths, scale and softcap.
-        relative: contribution of distances.
-        allowed: bool `(B | 1, 1, S, T)`; None for all keys, or for plain causal attention.
-        lengths: int `(B,)`; valid keys per row; None if all are valid.
-        sinks: `(H,)`; per head, the score of an extra key whose value is zero.
+    Keys are `allowed`, bool `(B | 1, 1, S, T)`, or the first `lengths`, int `(B,)`; without both,
+    all are, or those of plain causal attention. A sink `(H,)` is the score of a key whose value is
+    zero.
     """
     if spec.softcap is None and sinks is None:
         mask = None if relative is None else relative.bias
@@ -146,11 +140,6 @@ def visible(
 def inside(lengths: Tensor, keys: int) -> Tensor:
     """Slots that are not padding, bool `(B, 1, 1, keys)`."""
     return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
-
-
-def has_kernel(spec: AttentionConfig) -> bool:
-    """Whether PyTorch's fused attention applies; a trace would decompose it."""
-    return spec.softcap is None and not torch.onnx.is_in_onnx_export()
 
 
 def add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
