@@ -71,18 +71,29 @@ class SelfAttention(nn.Module):
         rotary: Rotary | None,
         relative: Relative | None = None,
         lengths: Tensor | None = None,
-    ) -> Tensor:
-        """`(B, S, E)` to `(B, S, E)`; see `ops.attention`."""
-        qkv, rotary = self._projections(x_BSE, rotary)
-        attended = attention(
-            qkv,
-            rotary,
-            spec=self.config,
-            relative=self._own(relative),
-            lengths=lengths,
-            sinks=self.sinks,
-        )
-        return self._read_out(attended, x_BSE)
+        *,
+        past: LayerCache | None = None,
+        step: StepLengths | None = None,
+        pick: Pick = same,
+    ) -> tuple[Tensor, LayerCache | None]:
+        """`(B, S, E)` to `(B, S, E)`, and the extended cache if there is a past; see `ops`.
+
+        `pick` selects the tokens whose attention output `(B, S, H * U)` is read out.
+        """
+        qkv, rotary = self._projections(x_BSE, rotary, step)
+        spec, relative, sinks, present = self.config, self._own(relative), self.sinks, None
+        if past is None or step is None:
+            attended = attention(
+                qkv, rotary, spec=spec, relative=relative, lengths=lengths, sinks=sinks
+            )
+        else:
+            attended, present = cached_attention(
+                qkv, past, step, rotary, spec=spec, relative=relative, sinks=sinks
+            )
+        attended, x = pick(attended), pick(x_BSE)
+        if self.gate is not None:
+            attended = attended * torch.sigmoid(self.gate(x))
+        return self.out(attended), present
 
     def weights(
         self,
@@ -101,38 +112,6 @@ class SelfAttention(nn.Module):
             lengths=lengths,
             sinks=self.sinks,
         )
-
-    def step(
-        self,
-        x_BSE: Tensor,
-        rotary: Rotary | None,
-        past: LayerCache,
-        step: StepLengths,
-        relative: Relative | None = None,
-        pick: Pick = same,
-    ) -> tuple[Tensor, LayerCache]:
-        """Continue from a cache: the new tokens' output and the extended cache.
-
-        `pick` selects the tokens whose attention output `(B, S, H * U)` is read out.
-        """
-        qkv, rotary = self._projections(x_BSE, rotary, step)
-        attended, present = cached_attention(
-            qkv,
-            past,
-            step,
-            rotary,
-            spec=self.config,
-            relative=self._own(relative),
-            sinks=self.sinks,
-        )
-        return self._read_out(pick(attended), pick(x_BSE)), present
-
-    def _read_out(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Read out the heads, `(B, S, H * U)` to `(B, S, E)`."""
-        if self.gate is not None:
-            attended = attended * torch.sigmoid(self.gate(x))
-        out: Tensor = self.out(attended)
-        return out
 
     def _projections(
         self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None

@@ -82,55 +82,41 @@ class Block(nn.Module):
         relative: Relative | None = None,
         *,
         lengths: Tensor | None = None,
+        past: Memory | None = None,
+        step: StepLengths | None = None,
+        pick: Pick = same,
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
         added: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the block without a cache, `(B, S, E)` to `(B, S, E)`.
+    ) -> tuple[Tensor, Memory | None]:
+        """Compute the block for whole sequences, or continue from `past`.
+
+        All S tokens enter the mixer. `pick` maps `(B, S, ...)` to `(B, N, ...)`, and the rest of
+        the block is computed for those N tokens only: `(B, S, E)` to `(B, N, E)`.
 
         Args:
             x_BSE: residual stream.
             rotary: rotary tables of the stack, if any.
             relative: relative positions of the stack, if any.
             lengths: int `(B,)`; valid tokens per row; None if all are valid.
+            past: state of the mixer; None for whole sequences.
+            step: lengths after this step.
+            pick: selects tokens.
             source: keys and values of a source, for a block with cross-attention.
             source_lengths: int `(B,)`; valid tokens per source; None if all are valid.
             added: vectors `(B, S, E)` to add to the output.
+
+        Returns:
+            The output, and the updated state of the mixer.
         """
-
-        def mix(x: Tensor) -> Tensor:
-            out: Tensor = self._mixer(x, rotary, relative, lengths)
-            return out
-
-        if self.parallel:
-            return _sum(self._both(x_BSE, mix), added)
-        x_BSE = self._residual(x_BSE, self.mixing, mix)
-        return _sum(self._rest(x_BSE, source, source_lengths), added)
-
-    def step(
-        self,
-        x_BSE: Tensor,
-        rotary: Rotary | None,
-        past: Memory,
-        step: StepLengths,
-        relative: Relative | None = None,
-        *,
-        source: LayerCache | None = None,
-        source_lengths: Tensor | None = None,
-        pick: Pick = same,
-        added: Tensor | None = None,
-    ) -> tuple[Tensor, Memory]:
-        """Continue from `past`; return the output and the updated state.
-
-        All S tokens enter the mixer. `pick` maps `(B, S, ...)` to `(B, N, ...)`, and the rest of
-        the block is computed for those N tokens only: `(B, S, E)` to `(B, N, E)`.
-        """
-        present = past
+        present: Memory | None = None
 
         def mix(x: Tensor) -> Tensor:
             nonlocal present
             out: Tensor
-            out, present = self._mixer.step(x, rotary, past, step, relative, pick)
+            out, present = self._mixer(
+                x, rotary, relative, lengths, past=past, step=step, pick=pick
+            )
             return out
 
         picked = None if added is None else pick(added)

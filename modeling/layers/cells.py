@@ -6,8 +6,7 @@ Sources: Elman 1990; Cho et al. 2014, with the reset after the product as in tor
 Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,21 +17,10 @@ from ortolan.modeling.config.recurrent import CellKind
 from ortolan.modeling.layers.nodes import split
 from ortolan.modeling.layers.sizes import is_one
 
+OPSET = 22
+
 States = tuple[Tensor, ...]
 """States of a cell, `(B, H)` each; the first is its output."""
-
-
-class _Kind(NamedTuple):
-    """Definition of a cell.
-
-    Attributes:
-        step: computes the new states from the products of the input and of the last output,
-            `(B, G)` each.
-    """
-
-    gates: int
-    states: tuple[str, ...]
-    step: Callable[[Tensor, Tensor, States], States]
 
 
 def _rnn(x_BG: Tensor, h_BG: Tensor, _: States) -> States:
@@ -53,28 +41,40 @@ def _lstm(x_BG: Tensor, h_BG: Tensor, states: States) -> States:
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
+class _Kind(NamedTuple):
+    """Definition of a cell.
+
+    Attributes:
+        states: names of its states.
+        step: computes the new states from the products of the input and of the last output,
+            `(B, G)` each.
+        operator: ONNX operator that computes it.
+        order: index of torch's gate for each gate of the operator.
+    """
+
+    states: tuple[str, ...]
+    step: Callable[[Tensor, Tensor, States], States]
+    operator: str
+    order: tuple[int, ...]
+
+
 _KINDS = {
-    "rnn": _Kind(1, ("hidden",), _rnn),
-    "gru": _Kind(3, ("hidden",), _gru),
-    "lstm": _Kind(4, ("hidden", "cell"), _lstm),
+    "rnn": _Kind(("hidden",), _rnn, "RNN", (0,)),
+    # reset, update, new in torch; ONNX puts update before reset
+    "gru": _Kind(("hidden",), _gru, "GRU", (1, 0, 2)),
+    # take, forget, new, out in torch; ONNX has take, out, forget, new
+    "lstm": _Kind(("hidden", "cell"), _lstm, "LSTM", (0, 3, 1, 2)),
 }
 
 
 class RecurrentCell(nn.Module):
-    """One layer of a recurrent network.
-
-    Attributes:
-        weight_ih: `(G, I)`; gates in torch's order.
-        weight_hh: `(G, H)`.
-        bias_ih: `(G,)`.
-        bias_hh: `(G,)`.
-    """
+    """One layer of a recurrent network; its matrices have the gates in torch's order."""
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
         super().__init__()
-        self.kind, self.inputs, self.width = kind, inputs, width
-        rows = _KINDS[kind].gates * width
-        self.states = _KINDS[kind].states
+        self.kind, self.inputs, self.width = _KINDS[kind], inputs, width
+        rows = len(self.kind.order) * width
+        self.states = self.kind.states
         self.weight_ih = nn.Parameter(torch.empty(rows, inputs))
         self.weight_hh = nn.Parameter(torch.empty(rows, width))
         self.bias_ih = nn.Parameter(torch.empty(rows))
@@ -88,8 +88,7 @@ class RecurrentCell(nn.Module):
         Becomes one node while `torch.onnx.export` traces.
         """
         if torch.onnx.is_in_onnx_export() and not is_one(x_BSI.shape[1]):
-            weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-            return pass_over(self.kind, x_BSI, weights, states)
+            return self._node(x_BSI, states)
         outputs = []
         for x_BG in F.linear(x_BSI, self.weight_ih, self.bias_ih).unbind(1):
             states = self._next(x_BG, states)
@@ -103,7 +102,44 @@ class RecurrentCell(nn.Module):
 
     def _next(self, x_BG: Tensor, states: States) -> States:
         h_BG = F.linear(states[0], self.weight_hh, self.bias_hh)
-        return _KINDS[self.kind].step(x_BG, h_BG, states)
+        return self.kind.step(x_BG, h_BG, states)
+
+    def _node(self, x_BSI: Tensor, states: States) -> tuple[Tensor, States]:
+        """The node RNN-22, GRU-22 or LSTM-22.
+
+        The graph itself reorders the gates, so that weights keep their names and shapes;
+        onnxruntime folds this when it opens the graph. Its kernels support only the layout with
+        time first.
+        """
+        batch, tokens, _ = x_BSI.shape
+        parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        of_input, of_state, *biases = map(self._in_order, parameters)
+        # as in torch, the reset follows the product
+        flags = {"linear_before_reset": 1} if self.kind.operator == "GRU" else {}
+        out_S1BH, *after = torch.onnx.ops.symbolic_multi_out(
+            self.kind.operator,
+            (
+                x_BSI.transpose(0, 1),
+                of_input[None],
+                of_state[None],
+                torch.cat(biases)[None],
+                None,  # all tokens of all rows
+                *(state[None] for state in states),
+            ),
+            {"hidden_size": self.width, **flags},
+            dtypes=[x_BSI.dtype] * (1 + len(states)),
+            shapes=[(tokens, 1, batch, self.width), *[(1, batch, self.width)] * len(states)],
+            version=OPSET,
+        )
+        return out_S1BH.squeeze(1).transpose(0, 1), tuple(state.squeeze(0) for state in after)
+
+    def _in_order(self, weight: Tensor) -> Tensor:
+        """Rows of a parameter with the gates in the order of the operator."""
+        order = self.kind.order
+        if len(order) == 1:
+            return weight
+        gates = split(weight, [self.width] * len(order), 0)
+        return torch.cat([gates[place] for place in order])
 
 
 class FeedForwardCell(nn.Linear):
@@ -124,73 +160,3 @@ def cell_of(kind: CellKind, inputs: int, width: int) -> Cell:
     if kind == "feed_forward":
         return FeedForwardCell(inputs, width)
     return RecurrentCell(kind, inputs, width)
-
-
-OPSET = 22
-
-
-class CellNode(NamedTuple):
-    """ONNX operator that computes a cell."""
-
-    operator: str
-    order: tuple[int, ...]
-    flags: Mapping[str, int] = MappingProxyType({})
-
-
-NODES = {
-    "rnn": CellNode("RNN", (0,)),
-    # reset, update, new in torch; ONNX puts update before reset, and resets before the product
-    "gru": CellNode("GRU", (1, 0, 2), {"linear_before_reset": 1}),
-    # take, forget, new, out in torch; ONNX has take, out, forget, new
-    "lstm": CellNode("LSTM", (0, 3, 1, 2)),
-}
-"""ONNX operator of each kind of cell."""
-
-
-def pass_over(
-    kind: str,
-    x_BSI: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor, Tensor],
-    states: Sequence[Tensor],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run a cell over several tokens as one ONNX node (RNN-22, GRU-22, LSTM-22).
-
-    ONNX orders gates differently from torch. The graph itself reorders the weights, so that they
-    keep their names and shapes; onnxruntime folds this when it opens the graph. Its kernels
-    support only the layout with time first.
-
-    Args:
-        kind: a key of `NODES`.
-        x_BSI: input.
-        weights: input weights `(G, I)`, state weights `(G, H)`, and their biases `(G,)`.
-        states: states of the cell, `(B, H)` each.
-
-    Returns:
-        The output after each token, `(B, S, H)`, and the states after the last token.
-    """
-    node, (batch, tokens, _) = NODES[kind], x_BSI.shape
-    width = int(states[0].shape[-1])
-    of_input, of_state, *biases = (_in_order(weight, width, node.order) for weight in weights)
-    out_S1BH, *after = torch.onnx.ops.symbolic_multi_out(
-        node.operator,
-        (
-            x_BSI.transpose(0, 1),
-            of_input[None],
-            of_state[None],
-            torch.cat(biases)[None],
-            None,  # all tokens of all rows
-            *(state[None] for state in states),
-        ),
-        {"hidden_size": width, **node.flags},
-        dtypes=[x_BSI.dtype] * (1 + len(states)),
-        shapes=[(tokens, 1, batch, width), *[(1, batch, width)] * len(states)],
-        version=OPSET,
-    )
-    return out_S1BH.squeeze(1).transpose(0, 1), tuple(state.squeeze(0) for state in after)
-
-
-def _in_order(weight: Tensor, width: int, order: tuple[int, ...]) -> Tensor:
-    if len(order) == 1:
-        return weight
-    gates = split(weight, [width] * len(order), 0)
-    return torch.cat([gates[place] for place in order])

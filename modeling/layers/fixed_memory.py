@@ -49,27 +49,21 @@ class FixedMemoryMixer(nn.Module, ABC):
         rotary: Rotary | None = None,
         relative: Relative | None = None,
         lengths: Tensor | None = None,
-    ) -> Tensor:
-        """Mix whole sequences, `(B, S, E)` to `(B, S, E)`."""
-        if lengths is not None:
-            raise TypeError("a mixer with a state of fixed size cannot skip padding")
-        memory = tuple(x_BSE.new_zeros(x_BSE.shape[0], *state.sizes(0)) for state in self._states)
-        positions = torch.arange(x_BSE.shape[1], device=x_BSE.device)[None]
-        out: Tensor = self.out(self.mix(x_BSE, memory, positions)[0])
-        return out
-
-    def step(
-        self,
-        x_BSE: Tensor,
-        rotary: Rotary | None,
-        past: Memory,
-        step: StepLengths,
-        relative: Relative | None = None,
+        *,
+        past: Memory | None = None,
+        step: StepLengths | None = None,
         pick: Pick = same,
     ) -> tuple[Tensor, Memory]:
-        """Continue from `past`; return the output and the updated state.
+        """Mix whole sequences, or continue from a past: `(B, S, E)`, and the updated state.
 
         Only the tokens that `pick` selects go through the output projection: `(B, N, E)`.
         """
-        mixed, present = self.mix(x_BSE, past, step.positions(x_BSE.shape[1]))
+        if lengths is not None:
+            raise TypeError("a mixer with a state of fixed size cannot skip padding")
+        if past is None or step is None:
+            past = tuple(x_BSE.new_zeros(x_BSE.shape[0], *state.sizes(0)) for state in self._states)
+            positions = torch.arange(x_BSE.shape[1], device=x_BSE.device)[None]
+        else:
+            positions = step.positions(x_BSE.shape[1])
+        mixed, present = self.mix(x_BSE, past, positions)
         return self.out(pick(mixed)), present

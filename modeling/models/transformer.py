@@ -122,20 +122,9 @@ class DecoderModel(Stack):
         previous_BSE: Tensor | None = None,
     ) -> Tensor:
         """The normalized stream of whole sequences, `(B, S, E)`; see `forward`."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        vectors = self._vectors(features)
-        x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
-        relative = self._reaching(self.relative(positions, input_ids.shape[1]), features, positions)
-        lengths = None if source is None else source.lengths
-        angles = self.angles(None if features is None else features.positions)
-        added = self._added(vectors)
-        layers = zip(self.layers, angles, added, self._states(source), strict=True)
-        for block, rotary, part, states in layers:
-            x_BSE = block(
-                x_BSE, rotary, relative, source=states, source_lengths=lengths, added=part
-            )
-        out: Tensor = self.final_norm(x_BSE)
-        return out
+        return self.step_states(
+            input_ids, source=source, features=features, previous_BSE=previous_BSE
+        )[0]
 
     def step(
         self,
@@ -171,41 +160,47 @@ class DecoderModel(Stack):
     def step_states(
         self,
         input_ids: Tensor,
-        step: StepLengths,
-        cache: Sequence[Memory],
+        step: StepLengths | None = None,
+        cache: Sequence[Memory] = (),
         pick: Pick = same,
         source: CrossCache | None = None,
         features: Features | None = None,
         previous_BSE: Tensor | None = None,
     ) -> tuple[Tensor, list[Memory]]:
-        """Continue sequences without the head; see `step`.
+        """Continue sequences without the head; without a step, compute whole ones. See `step`.
 
         Returns:
             The normalized stream `(B, N, E)` of the tokens that `pick` selects, and the state of
             each layer after the step.
         """
-        positions = step.positions(input_ids.shape[1])
+        tokens, count = input_ids.shape[1], len(self.config.blocks)
+        pasts: Sequence[Memory | None] = cache
+        if step is None:
+            positions = torch.arange(tokens, device=input_ids.device)[None]
+            keys, pasts = tokens, [None] * count
+        else:
+            positions, keys = step.positions(tokens), step.reach(capacity_of(cache))
         vectors = self._vectors(features)
         x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
-        relative = self.relative(positions, step.reach(capacity_of(cache)))
-        relative = self._reaching(relative, features, positions)
-        lengths = None if source is None else source.lengths
+        relative = self._reaching(self.relative(positions, keys), features, positions)
         angles = self.angles(None if features is None else features.positions)
-        present = []
-        layers = zip(
-            self.layers, cache, angles, self._added(vectors), self._states(source), strict=True
-        )
+        # For each block, the part of the vectors that is added to its output.
+        parts = (block.feature_part for block in self.config.blocks)
+        added = [vectors.parts[part] if vectors and part else None for part in parts]
+        sources = [None] * count if source is None else source.layers
+        present: list[Memory] = []
+        layers = zip(self.layers, pasts, angles, added, sources, strict=True)
         for number, (block, past, rotary, part, states) in enumerate(layers):
-            x_BSE, extended = block.step(
+            x_BSE, extended = block(
                 x_BSE,
                 rotary,
-                past,
-                step,
                 relative,
-                source=states,
-                source_lengths=lengths,
+                past=past,
+                step=step,
                 # In the last layer, the other tokens are only needed for their keys and values.
-                pick=pick if number == len(self.config.blocks) - 1 else same,
+                pick=pick if number == count - 1 else same,
+                source=states,
+                source_lengths=None if source is None else source.lengths,
                 added=part,
             )
             present.append(extended)
@@ -242,11 +237,6 @@ class DecoderModel(Stack):
             return None
         return features.at_tokens(self.config.embedding_width, self.embedding.weight.dtype)
 
-    def _added(self, features: TokenFeatures | None) -> list[Tensor | None]:
-        """For each block, the part of the vectors that is added to its output, or None."""
-        parts = (block.feature_part for block in self.config.blocks)
-        return [features.parts[part] if features and part else None for part in parts]
-
     def _reaching(
         self, relative: Relative | None, features: Features | None, positions: Tensor
     ) -> Relative | None:
@@ -257,10 +247,6 @@ class DecoderModel(Stack):
         if features is None:
             return relative
         return (relative or Relative())._replace(reach=features.reach(positions))
-
-    def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
-        """Keys and values of the source for each layer."""
-        return [None] * len(self.config.blocks) if source is None else source.layers
 
 
 class EncoderModel(Stack):
@@ -379,7 +365,7 @@ class EncoderModel(Stack):
         read = self.config.head.early if isinstance(self.config.head, FeatureHead) else ()
         early = []
         for number, (block, rotary, relative) in enumerate(layers, 1):
-            x_BTE = block(x_BTE, rotary, relative, lengths=lengths)
+            x_BTE, _ = block(x_BTE, rotary, relative, lengths=lengths)
             if number in read:
                 early.append(x_BTE)
         return self.final_norm(x_BTE), early
