@@ -9,9 +9,10 @@ from ortolan.modeling.config import (
     RecurrentConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
+from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel
 
 __all__ = [
     "CheckpointError",

@@ -18,8 +18,9 @@ from ortolan.modeling.config import (
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features
 from ortolan.modeling.layers.grid import Grid, flat_patches
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.models.model import TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
+from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.runtime.verification.probes import probe_grids
 
 

@@ -79,8 +79,7 @@ def mark(model: TransformerModel, blocks: Blocks) -> None:
         if not isinstance(stack, Stack):
             raise TypeError(f"{prefix}: expected a stack, got {type(stack).__name__}")
         for block in set(stack.layers):
-            for method in ("forward", "step"):
-                setattr(block, method, partial(_marked, prefix, getattr(block, method)))
+            block.forward = partial(_marked, prefix, block.forward)  # type: ignore[method-assign]
 
 
 def _kinds(blocks: Sequence[BlockConfig]) -> list[BlockConfig]:
@@ -108,10 +107,8 @@ def _shortened(config: C) -> C:
 
 
 def _marked(prefix: str, run: Any, x: Tensor, *args: Any, **options: Any) -> Any:
-    result = run(_stream(ENTER, prefix, x), *args, **options)
-    if isinstance(result, Tensor):
-        return _stream(LEAVE, prefix, result)
-    return _stream(LEAVE, prefix, result[0]), *result[1:]
+    out, present = run(_stream(ENTER, prefix, x), *args, **options)
+    return _stream(LEAVE, prefix, out), present
 
 
 def _stream(name: str, prefix: str, x: Tensor) -> Tensor:

@@ -64,13 +64,13 @@ from ortolan.modeling.families.reader import (
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.lazy_tensor import LazyTensor
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack
 from ortolan.modeling.models.transformer import (
     DecoderModel,
     EncoderDecoderModel,
-    EncoderModel,
     build,
 )
 from ortolan.modeling.weights import TensorWeights, published_pieces, targets

@@ -41,6 +41,12 @@ class Grid(NamedTuple):
             in_squares(positions_YXA, side),
         )
 
+    def flat_positions(self) -> Tensor | None:
+        """Positions `(1, T, 3)` of all patches."""
+        if self.positions is None:
+            return None
+        return self.positions.reshape(1, -1, self.positions.shape[-1])
+
 
 class GridEmbedding(nn.Embedding):
     """Learned table of positions that is interpolated to the grid of an image."""

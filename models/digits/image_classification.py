@@ -11,7 +11,7 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.config import PatchInput
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.transformer import EncoderModel
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
 from ortolan.modeling.training.tasks.task import Batch, Task, initialise

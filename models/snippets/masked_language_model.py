@@ -14,7 +14,7 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import EncoderConfig, LanguageModelHead
 from ortolan.modeling.errors import ConfigError, RecipeError
 from ortolan.modeling.layers.heads import LanguageModel
-from ortolan.modeling.models.transformer import EncoderModel
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.training.data import Texts, read_data
 from ortolan.modeling.training.recipe import Count, Fraction, Recipe
 from ortolan.modeling.training.tasks.bert import (

@@ -10,7 +10,7 @@ from torch import nn
 
 from ortolan.modeling.config import SinusoidalPositions
 from ortolan.modeling.layers.positions import sinusoidal_table
-from ortolan.modeling.models.transformer import EncoderModel
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.training.recipe import TokenizerRecipe
 from ortolan.modeling.training.tasks.task import initialise
 from ortolan.modeling.training.tokenizer import byte_level_bpe, save_tokenizer

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from ortolan.modeling.checkpoint.folder import config_from_hf, load
 from ortolan.modeling.config import ClassifierHead, EncoderConfig
 from ortolan.modeling.errors import CheckpointError, ConfigError, RecipeError
-from ortolan.modeling.models.transformer import EncoderModel
+from ortolan.modeling.models.encoder import EncoderModel
 from ortolan.modeling.training.data import LabelledTexts, read_data
 from ortolan.modeling.training.recipe import Fraction, Recipe
 from ortolan.modeling.training.tasks.bert import (

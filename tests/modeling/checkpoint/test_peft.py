@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 import ortolan
 from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.models.transformer import EncoderDecoderModel, EncoderModel
+from ortolan.modeling.models.encoder import EncoderModel
+from ortolan.modeling.models.transformer import EncoderDecoderModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
