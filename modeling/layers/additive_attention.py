@@ -21,13 +21,9 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, x_BSH: Tensor, keys_BTA: Tensor, values_BTH: Tensor, mask_BST: Tensor
     ) -> Tensor:
-        """Attend from each new state to the states so far, `(B, S, H)`.
+        """Attend from each new state to the states so far, as the mask allows, `(B, S, H)`.
 
-        Args:
-            x_BSH: new states.
-            keys_BTA: `key` applied to all states so far.
-            values_BTH: all states so far.
-            mask_BST: bool, `(B, S, T)` or `(1, S, T)`; states that a new state may attend to.
+        The keys are `key` of all states so far, which are the values.
         """
         return self.weights(x_BSH, keys_BTA, mask_BST) @ values_BTH
 

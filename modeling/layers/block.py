@@ -23,7 +23,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
 from ortolan.modeling.layers.cache import LayerCache, Memory, Pick, StepLengths, same
 from ortolan.modeling.layers.convolution import ShortConv
-from ortolan.modeling.layers.feed_forward import feed_forward
+from ortolan.modeling.layers.feed_forward import FeedForward
 from ortolan.modeling.layers.gated_delta import GatedDelta
 from ortolan.modeling.layers.linear_recurrence import LinearRecurrence
 from ortolan.modeling.layers.mixture import Mixture
@@ -71,7 +71,7 @@ class Block(nn.Module):
         self.feed_forward = (
             Mixture(config.feed_forward, width)
             if isinstance(config.feed_forward, MixtureConfig)
-            else feed_forward(config.feed_forward, width)
+            else FeedForward(config.feed_forward, width)
         )
         self.feed_forward_post_norm = normalise(when=both_sides)
 

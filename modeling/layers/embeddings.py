@@ -36,12 +36,7 @@ from ortolan.modeling.layers.positions import image_positions
 
 
 class PatchEmbedding(nn.Module):
-    """Linear embedding of image patches (Dosovitskiy et al. 2021).
-
-    Attributes:
-        class_token: `(E,)`, before the patches; None without one.
-        distillation_token: `(E,)`, after it; None without one.
-    """
+    """Linear embedding of image patches (Dosovitskiy et al. 2021), after the trained tokens."""
 
     def __init__(self, config: PatchInput, width: int) -> None:
         super().__init__()
@@ -78,11 +73,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Registers(nn.Module):
-    """Trained vectors before the patches of an image (Darcet et al. 2024).
-
-    Attributes:
-        weight: `(registers, E)`.
-    """
+    """Trained vectors before the patches of an image (Darcet et al. 2024)."""
 
     def __init__(self, config: PatchInput, width: int) -> None:
         super().__init__()
@@ -253,11 +244,7 @@ class Features(NamedTuple):
         return cls(torch.cat((torch.zeros_like(vectors[:1]), vectors)), rows, positions)
 
     def reach(self, positions_BS: Tensor) -> Tensor:
-        """Last position that each token sees if adjacent vectors see each other, int64 `(B, S)`.
-
-        Args:
-            positions_BS: positions of the tokens, `(B, S)` or `(1, S)`.
-        """
+        """Last position that each token sees if adjacent vectors see each other, int64 `(B, S)`."""
         places_S = torch.arange(self.rows.shape[1], device=self.rows.device)
         texts_BS = torch.where(self.rows >= 1, self.rows.shape[1], places_S)
         next_text_BS = texts_BS.flip(1).cummin(1).values.flip(1)

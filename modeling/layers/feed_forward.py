@@ -32,44 +32,26 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP(nn.Module):
-    """`down(act(up(x)))`."""
+class FeedForward(nn.Module):
+    """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` (Shazeer 2020, "GLU Variants")."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
+        inner, bias = config.intermediate_size, config.bias
         self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.down = down(config, width)
+        self.gate: nn.Linear | None = None
+        if config.kind == "gated":
+            # Two matrices rather than one: slicing a wide result costs more than a second product.
+            self.gate = nn.Linear(width, inner, bias=bias)
+        self.up = nn.Linear(width, inner, bias=bias)
+        down_bias = bias if config.down_bias is None else config.down_bias
+        self.down = nn.Linear(inner, width, bias=down_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.down(self.activation(self.up(x)))
+        if self.gate is None:
+            hidden = self.activation(self.up(x))
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(hidden)
         return out
-
-
-class GatedMLP(nn.Module):
-    """`down(act(gate(x)) * up(x))` (Shazeer 2020, "GLU Variants")."""
-
-    def __init__(self, config: FeedForwardConfig, width: int) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        # Two matrices rather than one: slicing a wide result costs more than a second product.
-        self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.down = down(config, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
-        return out
-
-
-def down(config: FeedForwardConfig, width: int) -> nn.Linear:
-    """The last projection."""
-    bias = config.bias if config.down_bias is None else config.down_bias
-    return nn.Linear(config.intermediate_size, width, bias=bias)
-
-
-def feed_forward(config: FeedForwardConfig, width: int) -> nn.Module:
-    """The feed-forward layer of a config."""
-    return GatedMLP(config, width) if config.kind == "gated" else MLP(config, width)

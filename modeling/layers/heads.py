@@ -30,7 +30,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.config.head import pooled_width
 from ortolan.modeling.layers.attention import CrossAttention
-from ortolan.modeling.layers.feed_forward import ACTIVATIONS, MLP
+from ortolan.modeling.layers.feed_forward import ACTIVATIONS, FeedForward
 from ortolan.modeling.layers.norms import norm
 
 
@@ -149,11 +149,7 @@ class Classifier(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Attention of a trained query to all tokens, and a residual mlp.
-
-    Attributes:
-        query: `(E,)`.
-    """
+    """Attention of a trained query to all tokens, and a residual mlp."""
 
     def __init__(self, config: AttentionPooling, width: int) -> None:
         super().__init__()
@@ -176,7 +172,7 @@ class AttentionPool(nn.Module):
         self.query = nn.Parameter(torch.zeros(width))
         self.attention = CrossAttention(attention, width)
         self.norm = norm(config.norm, width)
-        self.feed_forward = MLP(mlp, width)
+        self.feed_forward = FeedForward(mlp, width)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, E)`, ignoring padding."""
@@ -186,6 +182,30 @@ class AttentionPool(nn.Module):
         pooled_BQE = self.attention(query_BQE, self.attention.states(x_BTE), lengths)
         out_BQE: Tensor = pooled_BQE + self.feed_forward(self.norm(pooled_BQE))
         return out_BQE[:, 0]
+
+
+class Projections(nn.ModuleList):
+    """Matrices with activations, one after another."""
+
+    def __init__(self, layers: Sequence[Projection], width: int) -> None:
+        super().__init__()
+        for layer in layers:
+            self.append(nn.Linear(width, layer.width, bias=layer.bias))
+            width = layer.width
+        self.activations = [layer.activation for layer in layers]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., E)` to `(..., width of the last)`."""
+        linears = cast(Iterable[nn.Linear], self)
+        for dense, activation in zip(linears, self.activations, strict=True):
+            bias = dense.bias
+            if bias is None and x.ndim == 2:
+                # the vocabulary of graphs has products of two matrices with a bias only
+                bias = dense.weight.new_zeros(dense.out_features)
+            x = F.linear(x, dense.weight, bias)
+            if activation is not None:
+                x = ACTIVATIONS[activation](x)
+        return x
 
 
 class Embedder(nn.Module):
@@ -200,18 +220,11 @@ class Embedder(nn.Module):
             self.pool = AttentionPool(config.pooling, width)
         else:
             self._poolings = config.pooling
-        self.projections = _projections(config.projections, config.pooled_width(width))
+        self.projections = Projections(config.projections, config.pooled_width(width))
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
-        x_BE = self._pooled(x_BTE, lengths)
-        linears = cast(Iterable[nn.Linear], self.projections)
-        for dense, layer in zip(linears, self.config.projections, strict=True):
-            # the vocabulary of graphs has products of two matrices with a bias only
-            bias = dense.weight.new_zeros(layer.width) if dense.bias is None else dense.bias
-            x_BE = F.linear(x_BE, dense.weight, bias)
-            if layer.activation is not None:
-                x_BE = ACTIVATIONS[layer.activation](x_BE)
+        x_BE: Tensor = self.projections(self._pooled(x_BTE, lengths))
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
 
     def _pooled(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
@@ -231,7 +244,7 @@ class Features(nn.Module):
         self.grid = grid
         width *= config.pixel_shuffle**2
         self.norm = norm(config.norm, width) if config.norm else nn.Identity()
-        self.projections = _projections(config.projections, width)
+        self.projections = Projections(config.projections, width)
         of_early = replace(config, norm=config.early_norm, early=())
         self.early = nn.ModuleList(
             Features(of_early, width // config.pixel_shuffle**2, grid) for _ in config.early
@@ -252,13 +265,8 @@ class Features(nn.Module):
             x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
         elif self.config.average > 1:
             x_BPE = average(x_BPE, self.grid, self.config.average)
-        x_BPE = self.norm(x_BPE)
-        linears = cast(Iterable[nn.Linear], self.projections)
-        for dense, layer in zip(linears, self.config.projections, strict=True):
-            x_BPE = dense(x_BPE)
-            if layer.activation is not None:
-                x_BPE = ACTIVATIONS[layer.activation](x_BPE)
-        return x_BPE
+        out_BPE: Tensor = self.projections(self.norm(x_BPE))
+        return out_BPE
 
 
 class Ctc(nn.Module):
@@ -288,15 +296,6 @@ def average(x_BPE: Tensor, grid: tuple[int, int], side: int) -> Tensor:
     width = x_BPE.shape[-1]
     squares = x_BPE.view(-1, rows, side, columns, side, width)
     return squares.mean((2, 4)).reshape(-1, rows * columns, width)
-
-
-def _projections(layers: Sequence[Projection], width: int) -> nn.ModuleList:
-    """The matrices of projections, the first of which takes `width` channels."""
-    widths = [width, *(layer.width for layer in layers)]
-    return nn.ModuleList(
-        nn.Linear(before, layer.width, bias=layer.bias)
-        for before, layer in zip(widths, layers, strict=False)
-    )
 
 
 def encoder_head(config: EncoderConfig) -> nn.Module | None:

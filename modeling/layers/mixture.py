@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import FeedForwardConfig, MixtureConfig
 from ortolan.modeling.layers import nodes
-from ortolan.modeling.layers.feed_forward import GatedMLP
+from ortolan.modeling.layers.feed_forward import FeedForward
 
 NEVER = -1e4
 """A logit whose softmax is zero, also in float16."""
@@ -22,12 +22,7 @@ SMALLEST = 1e-30
 
 
 class Routing(NamedTuple):
-    """The experts of each token.
-
-    Attributes:
-        chosen: int64 `(T, K)`.
-        weights: `(T, K)`.
-    """
+    """The experts of each token and their weights, int64 and floats `(T, K)`."""
 
     chosen: Tensor
     weights: Tensor
@@ -115,14 +110,7 @@ def _mix_sparsely(logits_TN: Tensor, config: MixtureConfig) -> Routing:
 
 
 class Experts(nn.Module):
-    """Weights of all experts of a layer.
-
-    Attributes:
-        gate_up: `(N, 2 * I, E)`; gate and up rows alternate.
-        down: `(N, E, I)`.
-        gate_up_bias: `(N, 2 * I)`, if any.
-        down_bias: `(N, E)`, if any.
-    """
+    """Weights of all experts of a layer; rows of gate and up alternate."""
 
     def __init__(self, config: MixtureConfig, width: int) -> None:
         super().__init__()
@@ -174,12 +162,12 @@ class Mixture(nn.Module):
             nn.Parameter(torch.zeros(config.experts)) if config.selection_bias else None
         )
         self.experts = Experts(config, width)
-        self.shared: GatedMLP | None = None
+        self.shared: FeedForward | None = None
         if config.shared_size is not None:
             shared = FeedForwardConfig(
                 kind="gated", intermediate_size=config.shared_size, activation="silu"
             )
-            self.shared = GatedMLP(shared, width)
+            self.shared = FeedForward(shared, width)
         self.shared_gate: nn.Linear | None = (
             nn.Linear(width, 1, bias=False) if config.shared_gate else None
         )

@@ -68,16 +68,7 @@ def axes_table(axes: Sequence[int]) -> Tensor:
 
 
 def by_axes(rotary: Rotary, axes_AR: Tensor, positions_BSA: Tensor) -> Rotary:
-    """Angles of tokens with a position on each axis.
-
-    Args:
-        rotary: tables `(P, R/2)`.
-        axes_AR: see `axes_table`.
-        positions_BSA: int64 `(B, S, 3)`.
-
-    Returns:
-        Cosines and sines `(B, S, R/2)`.
-    """
+    """Angles `(B, S, R/2)` of tokens with a position on each axis of `axes_table`."""
     cos, sin = ((F.embedding(positions_BSA, table) * axes_AR).sum(2) for table in rotary[:2])
     return rotary._replace(cos=cos, sin=sin)
 
@@ -86,12 +77,8 @@ def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]]
     """Positions of texts with images, int64 `(B, S, 3)` (Wang et al. 2024, "Qwen2-VL", 2.1).
 
     A token of text has one position on all axes. The vectors of an image are at one time, and the
-    text after it goes on where its longer side ends.
-
-    Args:
-        ids_BS: int64 `(B, S)`.
-        token: id that stands for a vector.
-        grids: rows and columns of vectors of each image, in order.
+    text after it goes on where its longer side ends. `token` stands for a vector, and `grids` has
+    the rows and columns of vectors of each image.
     """
     counts = int((ids_BS == token).sum()), sum(rows * columns for rows, columns in grids)
     if counts[0] != counts[1]:
@@ -137,16 +124,9 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
 
 
 def relative_index(positions_BS: Tensor, keys: int, most: int) -> Tensor:
-    """Distance from each query to each of `keys` keys, as a row of a distance table.
+    """Distance from each query to keys 0, 1, ... as a row of a distance table, int64 `(B, S, T)`.
 
-    Args:
-        positions_BS: int `(B, S)`; positions of the queries.
-        keys: T; their positions are 0, 1, ...
-        most: larger distances count as this one.
-
-    Returns:
-        int64 `(B, S, T)`: 0 for a key `most` or more before the query, `2 * most` for one as far
-        after it.
+    It is 0 for a key `most` or more before the query, `2 * most` for one as far after it.
     """
     slots_T = torch.arange(keys, device=positions_BS.device)
     return (slots_T - positions_BS[..., None]).clamp(-most, most) + most
