@@ -128,9 +128,10 @@ def _trace_module_once(
     dtype: torch.dtype,
     tied: Mapping[str, str],
     sequence: int | None = None,
+    fold: Callable[[ir.Model], ir.Model],
 ) -> ir.Model:
     make = functools.partial(
-        trace_module, module, carried, dtype=dtype, tied=tied, sequence=sequence
+        trace_module, module, carried, dtype=dtype, tied=tied, sequence=sequence, fold=fold
     )
     key = repr((_described(module), carried, dtype, dict(tied), sequence))
     if "<locals>" in key or " at 0x" in key:  # names that may mean something else in another test

@@ -22,18 +22,21 @@ from ortolan.export.passes.rules import (
 from ortolan.export.passes.shapes import drop_reshapes
 
 
-def normalize(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: int) -> ir.Model:
-    """Rewrite the graph that torch traced from a module.
+def fold(model: ir.Model, tables: Mapping[str, Tensor]) -> ir.Model:
+    """Run the slow passes of `normalize`, which leave weights alone: before blocks are copied."""
+    return ir.passes.Sequential(FoldConstants(tables), FuseGelu())(model).model
+
+
+def normalize(model: ir.Model, *, context_length: int) -> ir.Model:
+    """Rewrite the graph that torch traced from a module, after `fold`.
 
     Afterwards it has the nodes of an `ortolan.modeling` model, as far as the module computes the
     same, and `export.derived.recipes_of` returns the recipes of its new weights.
     """
     return ir.passes.Sequential(
-        FoldConstants(tables),
         fold_offsets,
         select_booleans,
         fuse_norm,
-        FuseGelu(),
         drop_reshapes,
         fuse_linear,
         transpose_weights,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable, Origin
 from ortolan.export.locality.check import check_locality
-from ortolan.export.passes.normalize import normalize
+from ortolan.export.passes.normalize import fold, normalize
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
@@ -108,7 +108,7 @@ def open_empty(
         weights=weights,
         tables=tables,
         trace=lambda role, graph, dtype: normalize(
-            _trace(module, carried, role, graph, dtype), tables=tables, context_length=context
+            _trace(module, carried, tables, role, graph, dtype), context_length=context
         ),
         states=carried.states,
         companions=companions,
@@ -162,14 +162,26 @@ def _empty(spec: AttentionConfig, tokens: int) -> LayerCache:
 
 
 def _trace(
-    module: nn.Module, carried: Carried, role: str, graph: Graph, dtype: torch.dtype
+    module: nn.Module,
+    carried: Carried,
+    tables: Mapping[str, Tensor],
+    role: str,
+    graph: Graph,
+    dtype: torch.dtype,
 ) -> ir.Model:
     if role == MAPS_ROLE:
         raise OptionError(
             "attention_maps: only models of Ortolan's own families have them, not this module. "
             "Leave it out."
         )
-    return trace_module(module, carried, dtype=dtype, tied=_tied(module), sequence=graph.sequence)
+    return trace_module(
+        module,
+        carried,
+        dtype=dtype,
+        tied=_tied(module),
+        sequence=graph.sequence,
+        fold=partial(fold, tables=tables),
+    )
 
 
 def _tied(module: nn.Module) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from ortolan.export.exportable import Exportable, Origin
-from ortolan.export.passes.normalize import normalize
+from ortolan.export.passes.normalize import fold, normalize
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.module import folder_or_file, open_empty
 from ortolan.export.trace.attention_maps import recurrent_map_names, trace_recurrent_maps
@@ -82,6 +82,6 @@ def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
         if role != MAPS_ROLE:
             return opened.trace(role, graph, dtype)
         traced = trace_recurrent_maps(config, kept, dtype=dtype)
-        return normalize(traced, tables={}, context_length=opened.context_length)
+        return normalize(fold(traced, {}), context_length=opened.context_length)
 
     return replace(opened, trace=trace, maps=names)

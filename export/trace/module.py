@@ -6,7 +6,7 @@ Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -255,6 +255,7 @@ def trace_module(
     dtype: torch.dtype,
     tied: Mapping[str, str],
     sequence: int | None = None,
+    fold: Callable[[ir.Model], ir.Model] = lambda traced: traced,
 ) -> ir.Model:
     """Trace one step of a module.
 
@@ -264,14 +265,15 @@ def trace_module(
         dtype: of parameters, activations and states; logits are always float32.
         tied: second names of shared parameters, and the first name of each.
         sequence: number of new tokens, if it is fixed.
+        fold: rewrites a graph before its blocks are copied.
     """
     io = _signature(carried, dtype, sequence)
     with FakeTensorMode(allow_non_fake_inputs=True), preserve_node_meta():
         # Otherwise trace the whole module: slower, but the same graph.
         with contextlib.suppress(UnlikeBlocksError, torch.onnx.errors.OnnxExporterError):
-            return _repeated(module, carried, io, dtype=dtype, tied=tied)
+            return _repeated(module, carried, io, fold, dtype=dtype, tied=tied)
         try:
-            return trace_entry(_ModuleGraph(twin_of(module, dtype), carried), io, tied)
+            return fold(trace_entry(_ModuleGraph(twin_of(module, dtype), carried), io, tied))
         except torch.onnx.errors.OnnxExporterError as error:
             raise _untraceable(type(module).__name__, error) from error
 
@@ -280,6 +282,7 @@ def _repeated(
     module: nn.Module,
     carried: Carried,
     io: Signature,
+    fold: Callable[[ir.Model], ir.Model],
     *,
     dtype: torch.dtype,
     tied: Mapping[str, str],
@@ -304,7 +307,7 @@ def _repeated(
     short = Signature(
         [each for each in io.inputs if is_traced(each.name)], list(filter(is_traced, io.outputs))
     )
-    traced = trace_entry(_ModuleGraph(twin, carried), short, tied)
+    traced = fold(trace_entry(_ModuleGraph(twin, carried), short, tied))
     copy_blocks(traced, layers, inputs=io.names, outputs=io.outputs)
     return traced
 

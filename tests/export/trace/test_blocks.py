@@ -54,7 +54,8 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x, state)
             total = total + x
-        return self.head(total if self.sums else x)
+        out: Tensor = self.head(total if self.sums else x)
+        return out
 
 
 def check(module: nn.Module, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
