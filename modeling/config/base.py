@@ -1,10 +1,10 @@
-"""What all configs share: bounds of their numbers, and the fields of every model."""
+"""What all configs share: bounds of their values, and the fields of every model."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from ortolan.modeling.errors import ConfigError
 
@@ -12,25 +12,30 @@ FeatureAttention = Literal["causal", "both_ways"]
 """Which vectors of an image a vector attends to: those before it, or all of them."""
 
 
+T = TypeVar("T")
+
+
 class Bound(NamedTuple):
-    """Condition on a number, and its wording after "must be"."""
+    """Condition on a value, and its wording after "must"."""
 
     text: str
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
 
 
-Size = Annotated[int, Bound("at least 1", lambda value: value >= 1)]
+Size = Annotated[int, Bound("be at least 1", lambda value: value >= 1)]
 
-Count = Annotated[int, Bound("at least 0", lambda value: value >= 0)]
+Count = Annotated[int, Bound("be at least 0", lambda value: value >= 0)]
 
-Positive = Annotated[float, Bound("positive", lambda value: 0 < value < math.inf)]
+Positive = Annotated[float, Bound("be positive", lambda value: 0 < value < math.inf)]
+
+Some = Annotated[tuple[T, ...], Bound("not be empty", bool)]
 
 
 class Config:
     """Base of dataclasses whose fields may be annotated with a `Bound`.
 
     Attributes:
-        ADVICE: what to do about a number outside of its bound.
+        ADVICE: what to do about a value outside of its bound.
     """
 
     __slots__ = ()
@@ -38,13 +43,13 @@ class Config:
     ADVICE: ClassVar[str] = "Correct it, or the key of config.json that it comes from."
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a number outside of its bound, or for a contradiction."""
+        """Raise ConfigError for a value outside of its bound, or for a contradiction."""
         kind: Any = type(self)
         for name, bound in _bounds(kind):
             value = getattr(self, name)
             if value is not None and not bound.holds(value):
                 raise ConfigError(
-                    f"{kind.__name__}: {name} must be {bound.text} (got {value}). {kind.ADVICE}"
+                    f"{kind.__name__}: {name} must {bound.text} (got {value}). {kind.ADVICE}"
                 )
         self._check()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ortolan.modeling.config.base import Config, Count, Size
+from ortolan.modeling.config.base import Config, Count, Size, Some
 from ortolan.modeling.errors import ConfigError
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
@@ -28,7 +28,7 @@ def pooled_width(pooling: Pooling, width: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormConfig:
+class NormConfig(Config):
     """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019)."""
 
     kind: Literal["layer", "rms"]
@@ -36,7 +36,7 @@ class NormConfig:
     scale: bool = True  # multiply the output by a trained weight
     bias: bool = True  # of a layer norm; an RMS norm has none
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.kind == "layer" and self.bias and not self.scale:
             raise ConfigError("norm: a norm without a weight has no bias. Set bias to False.")
 
@@ -61,7 +61,7 @@ class LanguageModelHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassifierHead:
+class ClassifierHead(Config):
     """Logits of `labels` for the whole sequence or image, or for every token.
 
     The module itself returns logits. A head for question answering has one row of them per token,
@@ -69,7 +69,7 @@ class ClassifierHead:
     them with those that another matrix computes of the second token, a distillation token.
     """
 
-    labels: tuple[str, ...]
+    labels: Some[str]
     pooling: Pooling | None  # None for one row of logits per token
     scores: ScoreFunction = "softmax"
     layer: HeadLayer | None = None
@@ -79,10 +79,6 @@ class ClassifierHead:
     def reads_pairs(self) -> bool:
         """Whether two texts may be one input, as a question and its context are."""
         return self.pooling is not None or self.scores == "none"
-
-    def __post_init__(self) -> None:
-        if not self.labels:
-            raise ConfigError("head: needs at least one label. Check id2label.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +109,10 @@ EndToken = int | Literal["highest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingHead:
+class EmbeddingHead(Config):
     """One vector for the whole sequence (Reimers and Gurevych 2019)."""
 
-    pooling: tuple[Pooling, ...] | AttentionPooling  # concatenated, if there are several
+    pooling: Some[Pooling] | AttentionPooling  # concatenated, if there are several
     projections: tuple[Projection, ...] = ()  # of the pooled vector, in order
     normalised: bool = True  # the embedding has length 1
     end: EndToken | None = None  # tokens after the first of these are not pooled
@@ -130,10 +126,6 @@ class EmbeddingHead:
     def width(self, hidden_size: int) -> int:
         """Channels of the embedding, for a stream of `hidden_size`."""
         return self.projections[-1].width if self.projections else self.pooled_width(hidden_size)
-
-    def __post_init__(self) -> None:
-        if not self.pooling:
-            raise ConfigError("head: needs at least one pooling, such as mean.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +141,7 @@ class FeatureHead(Config):
     """
 
     skipped: Count  # number of first vectors that are left out, such as that of a class token
-    projections: tuple[Projection, ...]  # of each vector, in order
+    projections: Some[Projection]  # of each vector, in order
     pixel_shuffle: Size = 1  # side of the squares that are joined
     average: Size = 1  # side of the squares that are averaged
     norm: NormConfig | None = None  # of the joined or averaged vectors
@@ -167,8 +159,6 @@ class FeatureHead(Config):
         return self.pixel_shuffle * self.average
 
     def _check(self) -> None:
-        if not self.projections:
-            raise ConfigError("head: features need a projection to the width of the decoder.")
         if self.pixel_shuffle > 1 and self.average > 1:
             raise ConfigError("head: squares are either joined or averaged. Set one of them to 1.")
 

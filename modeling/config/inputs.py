@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Literal
 
-from ortolan.modeling.config.base import Bound, Config, Count, Size
+from ortolan.modeling.config.base import Bound, Config, Count, Size, Some
 from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.errors import ConfigError
 
@@ -104,7 +104,7 @@ class AudioInput(Config):
     """
 
     bins: Size
-    frames: Annotated[int, Bound("an even number", lambda value: value > 0 and value % 2 == 0)]
+    frames: Annotated[int, Bound("be an even number", lambda value: value > 0 and value % 2 == 0)]
 
     @property
     def length(self) -> int:
@@ -170,13 +170,13 @@ class WaveLayer(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaveInput:
+class WaveInput(Config):
     """A wave of any length, that convolutions turn into vectors (Baevski et al. 2020, "wav2vec 2").
 
     Without a projection, the last frames are as wide as the stream.
     """
 
-    layers: tuple[WaveLayer, ...]  # the convolutions, in order
+    layers: Some[WaveLayer]  # the convolutions, in order
     projection: bool = True
     projection_norm: NormConfig | None = None  # norm of the last frames, before their projection
 
@@ -192,8 +192,6 @@ class WaveInput:
             lambda size, layer: (size - 1) * layer.stride + layer.kernel, reversed(self.layers), 1
         )
 
-    def __post_init__(self) -> None:
-        if not self.layers:
-            raise ConfigError("input: a wave needs at least one convolution. Check conv_dim.")
+    def _check(self) -> None:
         if self.projection_norm is not None and not self.projection:
             raise ConfigError("input: projection_norm needs a projection. Leave it out.")

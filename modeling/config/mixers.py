@@ -14,7 +14,7 @@ from ortolan.modeling.errors import ConfigError
 CAPACITY: Final = "capacity"
 """The axis along which a state grows with each token."""
 
-Taps = Annotated[int, Bound("at least 2", lambda value: value >= 2)]
+Taps = Annotated[int, Bound("be at least 2", lambda value: value >= 2)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ of these; nothing else in Ortolan knows a family's name. New behaviour is a new 
 from dataclasses import dataclass, fields, replace
 from typing import Self, get_args
 
-from ortolan.modeling.config.base import ModelConfig, Size
+from ortolan.modeling.config.base import ModelConfig, Size, Some
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
     ClassifierHead,
@@ -81,7 +81,7 @@ class StackConfig(ModelConfig):
     hidden_size: Size
     context_length: Size
     positions: Positions
-    blocks: tuple[BlockConfig, ...]
+    blocks: Some[BlockConfig]
     final_norm: NormConfig | None
     embedding_scale: float = 1.0
     embedding_norm: NormConfig | None = None
@@ -129,8 +129,6 @@ class StackConfig(ModelConfig):
         return min((length for length in lengths if length is not None), default=None)
 
     def _check(self) -> None:
-        if not self.blocks:
-            raise ConfigError("blocks: needs at least one layer. Check num_hidden_layers.")
         if self.shared_block and len(set(self.blocks)) > 1:
             raise ConfigError(
                 "blocks: layers that share their weights must have one config. Correct "

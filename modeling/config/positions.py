@@ -153,7 +153,7 @@ class RotaryPositions(Config):
     ADVICE: ClassVar[str] = "Check rope_theta."
 
     dim: int  # channels of each head that are rotated, from the first on
-    theta: Annotated[float, Bound("above 1", lambda value: value > 1)] = 10_000.0
+    theta: Annotated[float, Bound("be above 1", lambda value: value > 1)] = 10_000.0
     scaling: RotaryScaling | None = None
     interleaved: bool = False
     backward: bool = False  # rotated the other way
@@ -223,7 +223,7 @@ class GridPositions(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeBiasPositions:
+class RelativeBiasPositions(Config):
     """A trained number per head and distance, added to the scores (Raffel et al. 2020, "T5").
 
     Near distances have a bucket each, farther ones share ever wider buckets, and those from
@@ -235,7 +235,7 @@ class RelativeBiasPositions:
     each_layer: bool = False  # every layer has a table `(buckets, heads)`; else all share one
     absolute: LearnedPositions | None = None  # added to the embedding as well
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         # A quarter of the buckets are for the near distances of one side.
         if self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2:
             raise ConfigError(
