@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import onnx_ir as ir
 
 from ortolan import files
 from ortolan.export.advice import advise, risks
@@ -124,8 +125,7 @@ def export(
 def _build(folder: Path, model: Exportable, plan: Plan, data: Data, progress: Progress) -> Manifest:
     """Write a bundle after those of its parts, and prove it where the CPU can run it."""
     model = _with_parts(folder, model, plan, progress)
-    graphs = trace(model, plan, progress)
-    model = with_windows(derived(model, graphs), graphs, plan)
+    model, graphs = _trace(model, plan, progress)
     certificate = _reference(model, plan, data, progress)
     manifest, certificate = write(folder, model, plan, graphs, data, certificate, progress)
     if plan.unverified is not None:
@@ -214,6 +214,14 @@ def _bound(part: P, **fingerprints: str | None) -> P:
     """A part of a manifest with the fingerprints of what was exported for it."""
     known = {name: value for name, value in fingerprints.items() if value is not None}
     return part if part is None else msgspec.structs.replace(part, **known)
+
+
+def _trace(
+    model: Exportable, plan: Plan, progress: Progress
+) -> tuple[Exportable, dict[str, ir.Model]]:
+    """Every graph, by role, and the model with the weights and the windows that they read."""
+    graphs = trace(model, plan, progress)
+    return with_windows(derived(model, graphs), graphs, plan), graphs
 
 
 def _reference(model: Exportable, plan: Plan, data: Data, progress: Progress) -> Certificate:

@@ -14,7 +14,6 @@ from typing import TypeVar, cast
 import msgspec
 import onnx_ir as ir
 import torch
-from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Companion, Exportable, Origin
@@ -29,7 +28,7 @@ from ortolan.export.source.interface import output_of, source_of
 from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import processed_size
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
+from ortolan.export.source.speech_tokens import speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
@@ -71,7 +70,7 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import Weights, module_weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
-from ortolan.runtime.bundle.manifest import Graph, Source, Speech, State, StateType, Tokens
+from ortolan.runtime.bundle.manifest import Graph, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import SOUND, VISION, Features
 from ortolan.runtime.bundle.sound_sources import ChunkedSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -236,10 +235,16 @@ def _describe(
     limited = _typed(limited, files)
     sides = sides_of(limited)
     padding = _padding(config, library, files)
-    symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
     source = source_of(sides, folder, processor, padding=padding)
-    speech = speech_tokens(folder, source, vocab_size=sides.vocab_size)
-    computed = _computed(sides)
+    has_symbols = sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)
+    symbols = ctc_symbols(folder, sides.vocab_size) if has_symbols else NO_SYMBOLS
+    tokens = _tokens(config, sides, folder) if has_vocabulary else Tokens(pad=symbols.blank)
+    speech, opening = speech_tokens(folder, source, vocab_size=sides.vocab_size)
+    computed = {
+        f"{prefix}{name}": table
+        for prefix, stack in sides.stacks.items()
+        for name, table in tables(stack).items()
+    }
     module = empty_model(limited) if module is None or limited != config else module
     for name, table in computed.items():
         parent, _, buffer = name.rpartition(".")
@@ -260,9 +265,7 @@ def _describe(
         states=lambda dtype: tuple(_states(sides, dtype)),
         maps=map_names(sides),
         companions=companions,
-        tokens=_special(config, sides, folder, source, speech)
-        if has_vocabulary
-        else Tokens(pad=symbols.blank),
+        tokens=msgspec.structs.replace(tokens, opening=opening),
         tokenizer=library,
         source=source,
         output=output_of(sides.encoder, symbols.texts)
@@ -310,34 +313,12 @@ def module_sha256(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _computed(sides: Sides) -> dict[str, Tensor]:
-    """The tables of both sides, by the names of initializers."""
-    return {
-        f"{prefix}{name}": table
-        for prefix, stack in sides.stacks.items()
-        for name, table in tables(stack).items()
-    }
-
-
-def _tokens(config: ModelConfig) -> Tokens:
-    return Tokens(
-        bos=config.bos_token_id,
-        eos=config.eos_token_ids,
-        pad=config.pad_token_id,
-        start=config.decoder_start_token_id if isinstance(config, EncoderDecoderConfig) else None,
+def _tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> Tokens:
+    start = config.decoder_start_token_id if isinstance(config, EncoderDecoderConfig) else None
+    own = Tokens(
+        bos=config.bos_token_id, eos=config.eos_token_ids, pad=config.pad_token_id, start=start
     )
-
-
-def _special(
-    config: ModelConfig,
-    sides: Sides,
-    folder: Path | None,
-    source: Source | None,
-    speech: Speech | None,
-) -> Tokens:
-    tokens = special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
-    opening = opening_tokens(folder, source, speech, vocab_size=sides.vocab_size)
-    return msgspec.structs.replace(tokens, opening=opening)
+    return special_tokens(own, folder, vocab_size=sides.vocab_size)
 
 
 def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
@@ -375,7 +356,3 @@ def _typed(config: C, folder: Path | None) -> C:
             if folder is not None and not has_types(folder, config.model_type):
                 return replace(config, input=replace(tokens, reads_types=False))
     return config
-
-
-def _has_symbols(sides: Sides) -> bool:
-    return sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)

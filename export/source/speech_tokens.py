@@ -25,11 +25,24 @@ class _Generation(msgspec.Struct):
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = None
 
 
-def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int) -> Speech | None:
-    """The tokens of a model with a vocabulary; None if it hears nothing, or the file names none."""
-    generation = _generation(folder, source)
-    if generation is None or not isinstance(source, AudioSource):
-        return None
+def speech_tokens(
+    folder: Path | None, source: Source | None, *, vocab_size: int
+) -> tuple[Speech | None, tuple[int | None, ...]]:
+    """The tokens of a model that hears, and those after the start where a caller names none.
+
+    Returns:
+        None if it hears nothing, or the file names no tokens; and nothing after the start if the
+        language is recognized and the task is the usual one.
+    """
+    if folder is None or not isinstance(source, AudioSource):
+        return None, ()
+    path = folder / GENERATION_CONFIG
+    generation = read_side(path if path.is_file() else folder / "config.json", _Generation)
+    speech = _speech(generation, source.vectors, vocab_size)
+    return speech, _opening(generation, folder, speech, vocab_size)
+
+
+def _speech(generation: _Generation, vectors: int, vocab_size: int) -> Speech | None:
     last_before_times = generation.no_timestamps_token_id
     if last_before_times is None:
         return None
@@ -37,7 +50,7 @@ def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int
     if not generation.is_multilingual:
         languages, tasks = {}, {}
     first = last_before_times + 1
-    _check(vocab_size, (*languages.values(), *tasks.values(), first, first + source.vectors))
+    _check(vocab_size, (*languages.values(), *tasks.values(), first, first + vectors))
     return Speech(
         languages={name.strip("<|>"): token for name, token in languages.items()},
         tasks={name: tasks[name] for name in ("transcribe", "translate") if name in tasks},
@@ -47,17 +60,13 @@ def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int
     )
 
 
-def opening_tokens(
-    folder: Path | None, source: Source | None, speech: Speech | None, *, vocab_size: int
+def _opening(
+    generation: _Generation, folder: Path, speech: Speech | None, vocab_size: int
 ) -> tuple[int | None, ...]:
-    """The tokens after the start where a caller names neither a language nor a task.
+    """As in transformers, `language` and `task` come before `forced_decoder_ids`.
 
-    As in transformers, `language` and `task` come before `forced_decoder_ids`, which config.json
-    may hold as well. Empty if the language is recognized and the task is the usual one.
+    Those config.json may hold as well.
     """
-    generation = _generation(folder, source)
-    if generation is None or folder is None:
-        return ()
     if generation.language is None and generation.task is None:
         forced = generation.forced_decoder_ids
         if forced is None:
@@ -97,16 +106,6 @@ def _named_opening(generation: _Generation) -> list[int | None]:
             f"{named!r:.40} and {name!r:.40}). Correct or remove them."
         )
     return [language, task]
-
-
-def _generation(folder: Path | None, source: Source | None) -> _Generation | None:
-    """The file of a model that hears; None without one."""
-    if folder is None or not isinstance(source, AudioSource):
-        return None
-    path = folder / GENERATION_CONFIG
-    if not path.is_file():
-        path = folder / "config.json"
-    return read_side(path, _Generation)
 
 
 def _check(vocab_size: int, ids: tuple[int, ...]) -> None:

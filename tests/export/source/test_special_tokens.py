@@ -15,7 +15,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.encoder_tokens import CONFIG, SPECIAL, has_types, padding_id
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
+from ortolan.export.source.speech_tokens import speech_tokens
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -144,8 +144,7 @@ HEARD = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50, vector
 
 def opening(folder: Path, generation: dict[str, Any], **config: Any) -> tuple[int | None, ...]:
     write(folder, generation_config=generation, config=config)
-    speech = speech_tokens(folder, HEARD, vocab_size=64)
-    return opening_tokens(folder, HEARD, speech, vocab_size=64)
+    return speech_tokens(folder, HEARD, vocab_size=64)[1]
 
 
 FORCED = [[1, DE], [2, TRANSLATE], [3, NO_TIMES]]
