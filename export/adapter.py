@@ -4,17 +4,19 @@ The adapter is proved like a bundle. The reference is the checkpoint with the ad
 its weights; the bundle computes the same probes with the adapter at run time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from ortolan import files
+from ortolan.export.derived import tensor_named
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
-from ortolan.export.options import ExportOptions
+from ortolan.export.options import ExportOptions, Via
 from ortolan.export.output import describe_files, staged_folder
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, passed, thresholds
@@ -25,10 +27,9 @@ from ortolan.export.source.names import located, located_adapter
 from ortolan.hub.name import parsed
 from ortolan.modeling.checkpoint.adapter import Adapter as Peft
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
-from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
-from ortolan.modeling.checkpoint.mapped_weights import updates_of
-from ortolan.modeling.lazy_tensor import LowRank
-from ortolan.modeling.weights import EMBEDDING, HEAD, TensorWeights, name_template
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint
+from ortolan.modeling.lazy_tensor import LazyTensor, LowRank, whole_of
+from ortolan.modeling.weights import TensorWeights, name_template
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import adapter_folder
 from ortolan.runtime.bundle.adapter_folder import (
@@ -84,7 +85,7 @@ def export_adapter(
     checkpoint = _base(folder) if checkpoint is None else checkpoint
     checkpoint = located(checkpoint, progress=progress)
     model, adapter, updates = _open(folder, base, checkpoint)
-    updated, blob = write_factors(_factors(updates, base, folder))
+    updated, blob = write_factors(_factors(updates, folder))
     with staged_adapter(target, force=force) as place:
         certificate = _reference(model, base, progress)
         manifest = AdapterManifest(
@@ -126,7 +127,7 @@ def _base(folder: Path) -> str:
 def _open(
     folder: Path, base: Bundle, checkpoint: Source
 ) -> tuple[Exportable, Peft, dict[str, LowRank]]:
-    """The adapted model, the adapter, and its updates of the model's weights."""
+    """The adapted model, the adapter, and its updates of the products of the bundle."""
     read_adapter_config(folder)  # report its problems first
     expected = base.manifest.provenance.source_sha256
     got = open_checkpoint(checkpoint).sha256()
@@ -136,17 +137,9 @@ def _open(
             f"{expected[:12]}, got {got[:12]}). Pass the one that the bundle was exported from."
         )
     merged = open_checkpoint(checkpoint, adapter=folder)
-    model = open_exportable(
-        merged,
-        ExportOptions(accept_unknown=base.manifest.provenance.accepted_keys),
-        max_context=base.manifest.context_length,
-    )
     adapter = merged.adapter
-    if adapter is None or not isinstance(model.weights, TensorWeights):
-        raise OptionError(
-            f"{base.manifest.provenance.model_type}: adapters at run time need a model type that "
-            f"`ortolan families` lists as a family. {MERGE}"
-        )
+    if adapter is None:
+        raise TypeError(f"{folder}: the checkpoint has no adapter")
     if adapter.new:
         raise OptionError(
             f"{folder}: the adapter replaces {adapter.new[0]} (bias or modules_to_save), "
@@ -157,32 +150,83 @@ def _open(
         raise OptionError(
             f"{folder}: the rank must be 1 to {limits.MAX_ADAPTER_RANK} (got {largest}). {MERGE}"
         )
-    updates = updates_of(model.weights, adapter)
-    if EMBEDDING in updates:
+    if adapter.table in adapter.products:
         raise OptionError(
             f"{folder}: the adapter updates the embedding, which can only be merged. {MERGE}"
         )
-    return model, adapter, updates
-
-
-def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict[str, Factors]:
-    """The updates as the runtime reads them, checked against the products of the bundle."""
     graphs = {
         graph.file: adaptable_weights(base.read(graph.file))
         for role, graph in base.manifest.adaptable_graphs.items()
         if role in STEPPED
     }
-    if any(HEAD not in shapes for shapes in graphs.values()):
-        # A tied head is the product by the embedding; looking up tokens is no product.
-        updates = {EMBEDDING if name == HEAD else name: own for name, own in updates.items()}
+    model, tensors = _reopened(
+        merged, base, {name for shapes in graphs.values() for name in shapes}
+    )
+    return model, adapter, _updates(tensors, adapter, graphs)
+
+
+def _reopened(
+    merged: Checkpoint, base: Bundle, names: Collection[str]
+) -> tuple[Exportable, Mapping[str, Tensor]]:
+    """The adapted model and its tensors, opened by the way that names them as the bundle does."""
+    ways: tuple[Via | None, ...] = (None, "transformers")
+    for via in ways:
+        accepted = base.manifest.provenance.accepted_keys
+        options = ExportOptions(accept_unknown=accepted, via=via)
+        model = open_exportable(merged, options, max_context=base.manifest.context_length)
+        if isinstance(model.weights, TensorWeights):
+            tensors = model.weights.tensors
+            if any(tensor_named(name, tensors) is not None for name in names):
+                return model, tensors
+    raise OptionError(f"{base.path}: no product of this bundle can be adapted. {MERGE}")
+
+
+def _updates(
+    tensors: Mapping[str, Tensor],
+    adapter: Peft,
+    graphs: Mapping[str, Mapping[str, tuple[int, int]]],
+) -> dict[str, LowRank]:
+    """The updates of the products of all graphs, by the names of their weights there."""
+    whole = {name: update for name in tensors if (update := _update(tensors[name])) is not None}
+    kept = {name for update in whole.values() for name in update.names}
+    lost = [name for name in adapter.ranks if name not in kept]
+    if lost:
+        raise OptionError(
+            f"{lost[0]}: an adapter of this tensor can only be merged, not chosen at run time. "
+            "Export the checkpoint with --adapter, or train the adapter on other modules."
+        )
+    head = next((own for own in whole.values() if own.names == {adapter.head}), None)
+    updates = dict[str, LowRank]()
     for file, shapes in graphs.items():
-        for name, (left, right, _) in updates.items():
-            shape = (len(left), right.shape[1])
-            if shapes.get(name) != shape:
+        placed = dict[str, LowRank]()
+        for name, shape in shapes.items():
+            tensor = tensor_named(name, tensors)
+            if tensor is None or tensor.shape != shape:
+                continue
+            # The head of a tied model is the product by its embedding.
+            update = head if tensor is adapter.embedding else _update(tensor)
+            if update is not None:
+                placed[name] = update
+        done = {name for update in placed.values() for name in update.names}
+        updates = updates or placed
+        for name, update in whole.items():
+            if not update.names <= done or placed.keys() != updates.keys():
                 raise OptionError(
-                    f"{file} has no float32 product by {name} {shape}, which the adapter updates. "
-                    f"{MERGE}"
+                    f"{file} has no float32 product by {name} {tuple(tensors[name].shape)}, which "
+                    f"the adapter updates. {MERGE}"
                 )
+    return {
+        name: LowRank(whole_of(left), whole_of(right), names)
+        for name, (left, right, names) in updates.items()
+    }
+
+
+def _update(tensor: Tensor) -> LowRank | None:
+    return tensor.update if isinstance(tensor, LazyTensor) else None
+
+
+def _factors(updates: Mapping[str, LowRank], folder: Path) -> dict[str, Factors]:
+    """The updates as the runtime reads them."""
     for name, (left, right, _) in updates.items():
         if not all(bool(factor.isfinite().all()) for factor in (left, right)):
             raise OptionError(

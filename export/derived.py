@@ -5,8 +5,9 @@ Nothing is computed until the rows are read.
 """
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
@@ -158,6 +159,31 @@ def _rotated_outputs(part: Tensor, _: Tensor | None, start: int, stop: int) -> T
     """Rows of a weight whose outputs are rotated, or numbers of a bias; each depends on all."""
     whole = whole_of(part).float()
     return (rotated(whole.T).T if whole.dim() > 1 else rotated(whole))[start:stop]
+
+
+def tensor_named(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The tensor that an initializer holds, also one of joined or transposed weights."""
+    own = [part for part in name.split(".") if part != "T"]
+    parts = _parts(".".join(own), tensors)
+    if not parts:
+        return None
+    is_transposed = len(own) < name.count(".") + 1
+    joined = [tensors[part].T if is_transposed else tensors[part] for part in parts]
+    return joined[0] if len(joined) == 1 else torch.cat(joined)
+
+
+def _parts(name: str, known: Container[str]) -> list[str]:
+    """The names of the parts that `_name` names a weight after; empty if they are not known."""
+    if name in known:
+        return [name]
+    first, *inner = (part.split(".") for part in name.split("+"))
+    last = inner.pop() if inner else []
+    for head, tail in product(range(len(first)), range(len(last))):
+        middle = [first[head:], *inner, last[: len(last) - tail]]
+        names = [".".join([*first[:head], *own, *last[len(last) - tail :]]) for own in middle]
+        if all(part in known for part in names):
+            return names
+    return []
 
 
 def _name(parts: tuple[str, ...], *, middle: Sequence[str]) -> str:

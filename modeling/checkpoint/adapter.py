@@ -96,19 +96,33 @@ class Adapter:
         products: its low-rank updates.
         replaced: tensors that it replaces.
         base: tensors of the checkpoint.
-        is_untied: it changes a head and an embedding that were one.
+        head: name of a language model's head.
+        table: name of its embedding; None for other models.
     """
 
     folder: Path
     products: Mapping[str, Product]
     replaced: Mapping[str, LazyTensor]
     base: Tensors
-    is_untied: bool = False
+    head: str
+    table: str | None
+
+    @property
+    def is_untied(self) -> bool:
+        """Whether it changes a head or an embedding, which may have been one."""
+        return self.table is not None and not self.changed.isdisjoint({self.head, self.table})
 
     @property
     def changed(self) -> frozenset[str]:
         """Names of the tensors that it updates or replaces."""
         return frozenset({*self.products, *self.replaced})
+
+    @property
+    def embedding(self) -> LazyTensor | None:
+        """The embedding of a language model, if the adapter does not update it."""
+        if self.table is None:
+            return None
+        return self.replaced.get(self.table, self.base[self.table])
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -166,17 +180,16 @@ def adapted(
     own, base = _tensors(folder), dict(files.tensors)
     model_type = str(values.get("model_type"))
     products, replaced = _placed(read_adapter_config(folder), own.tensors, base, model_type)
-    table, head = _table(base, values), _head(model_type)
-    is_untied = table is not None and not {*products, *replaced}.isdisjoint({head, table})
-    if table is not None and is_untied:
-        base.setdefault(head, base[table])  # a tied model has no head of its own
     adapter = Adapter(
         folder=folder,
         products=products,
         replaced=replaced,
         base=base,
-        is_untied=is_untied,
+        head=_head(model_type),
+        table=_table(base, values),
     )
+    if adapter.table is not None and adapter.is_untied:
+        base.setdefault(adapter.head, base[adapter.table])  # a tied model has no head of its own
     adapter.check()
     merged = base | replaced
     merged |= {name: product.added_to(merged[name], name) for name, product in products.items()}

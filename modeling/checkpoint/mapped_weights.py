@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.adapter import Adapter
 from ortolan.modeling.checkpoint.packed.leftovers import advice, is_idle
 from ortolan.modeling.checkpoint.placements import Placement, placements
-from ortolan.modeling.errors import CheckpointError, WeightError
-from ortolan.modeling.lazy_tensor import LazyTensor, LowRank, are_equal, whole_of
+from ortolan.modeling.errors import WeightError
+from ortolan.modeling.lazy_tensor import LazyTensor, are_equal
 from ortolan.modeling.weights import Shapes, Table, TensorWeights, name_template, targets
 
 MOST_NAMED = 16
@@ -74,26 +73,6 @@ def map_weights(
                 "both were trained, set tie_word_embeddings to false in config.json."
             )
     return TensorWeights(mapped)
-
-
-def updates_of(weights: TensorWeights, adapter: Adapter) -> dict[str, LowRank]:
-    """The update of each of our weights that an adapter changes, by name."""
-    updates = {
-        name: tensor.update
-        for name, tensor in weights.tensors.items()
-        if isinstance(tensor, LazyTensor) and tensor.update is not None
-    }
-    used = {name for update in updates.values() for name in update.names}
-    unused = [name for name in adapter.ranks if name not in used]
-    if unused:
-        raise CheckpointError(
-            f"{unused[0]}: an adapter of this tensor can only be merged, not chosen at run time. "
-            "Export the checkpoint with --adapter, or train the adapter on other modules."
-        )
-    return {
-        name: LowRank(whole_of(left), whole_of(right), names)
-        for name, (left, right, names) in updates.items()
-    }
 
 
 def differing(problems: Iterable[str]) -> WeightError:

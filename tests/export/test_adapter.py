@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 import ortolan
 from ortolan.cli import cli
 from ortolan.export.adapter import export_adapter
-from ortolan.export.options import ExportOptions, Int4
+from ortolan.export.options import ExportOptions, Int4, Via
 from ortolan.runtime import Decoder, load, verify
 from ortolan.runtime.bundle.adapter_folder import BLOB, NAME
 
@@ -38,6 +38,8 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "phi3": (LLAMA | {"model_type": "phi3"}, ("qkv_proj", "gate_up_proj")),  # published joined
     "gpt2": (GPT2, ("c_attn", "c_proj", "c_fc")),  # published transposed
 }
+
+WAYS = [*MODELS, *(f"{name} through transformers" for name in MODELS)]
 
 IDS = random_text(24)
 
@@ -100,17 +102,22 @@ class Base:
     """A tiny checkpoint, and bundles of it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        values, self.targets = MODELS[name]
-        self.model = reference_model(values)
+        name, self.through, _ = name.partition(" through ")
+        self.values, self.targets = MODELS[name]
+        self.model = self.fresh()
         self.folder, self.checkpoint = folder, folder / "checkpoint"
         self.model.save_pretrained(self.checkpoint)
         self._exported = cache(self._export)
+
+    def fresh(self) -> PreTrainedModel:
+        return reference_model(self.values)
 
     def bundle(self, precision: str = "fp32") -> Path:
         return self._exported(precision)
 
     def _export(self, precision: str) -> Path:
-        options = ExportOptions(allow_poor=precision != "fp32")
+        via: Via | None = "transformers" if self.through else None
+        options = ExportOptions(allow_poor=precision != "fp32", via=via)
         if precision == "int4-split":
             options = replace(options, graphs="split", prefill_precision="int8")
         kind: Any = precision if precision == "fp32" else Int4(method="rtn")
@@ -129,7 +136,7 @@ def converted(base: Base, adapter: Path, out: Path, precision: str = "fp32") -> 
     return export_adapter(adapter, out, bundle=bundle, checkpoint=base.checkpoint).path
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", WAYS)
 def test_logits_are_those_of_transformers_with_merged_weights(
     bases: Callable[[str], Base], tmp_path: Path, name: str
 ) -> None:
@@ -144,11 +151,12 @@ def test_logits_are_those_of_transformers_with_merged_weights(
     np.testing.assert_array_equal(plain, load(base.bundle(), Decoder).logits(IDS[0].numpy()))
 
 
+@pytest.mark.parametrize("name", ["llama", "llama through transformers"])
 @pytest.mark.parametrize("precision", ["int4", "int4-split"])
 def test_low_bit_bundle_is_as_far_from_the_trained_model_with_as_without_an_adapter(
-    bases: Callable[[str], Base], tmp_path: Path, precision: str
+    bases: Callable[[str], Base], tmp_path: Path, precision: str, name: str
 ) -> None:
-    base = bases("llama")
+    base = bases(name)
     adapter = write_adapter(tmp_path / "peft", base.model, base.targets)
     out = converted(base, adapter, tmp_path / "adapter", precision)
     model = load(base.bundle(precision), Decoder, adapters={"mine": out})
@@ -168,6 +176,10 @@ OF_PEFT: dict[str, tuple[str, dict[str, Any]]] = {
     "patterns": ("phi3", {"rank_pattern": {"qkv_proj": 2}, "alpha_pattern": {"qkv_proj": 9}}),
     # The adapter has a copy of the head, which is its embedding; only the head is adapted.
     "a tied head": ("qwen2", {"target_modules": ["q_proj", "lm_head"]}),
+    "a tied head through transformers": (
+        "qwen2 through transformers",
+        {"target_modules": ["q_proj", "lm_head"]},
+    ),
 }
 """A model, and settings of LoRA."""
 
@@ -181,7 +193,7 @@ def test_logits_are_those_of_peft(bases: Callable[[str], Base], tmp_path: Path, 
     base = bases(name)
     torch.manual_seed(0)
     lora: dict[str, Any] = {"r": 5, "lora_alpha": 7, "target_modules": list(base.targets)}
-    trained = get_peft_model(reference_model(MODELS[name][0]), LoraConfig(**lora | settings)).eval()
+    trained = get_peft_model(base.fresh(), LoraConfig(**lora | settings)).eval()
     for parameter, value in trained.named_parameters():
         if "lora_B" in parameter:
             nn.init.normal_(value, std=0.3)
