@@ -76,15 +76,7 @@ def _formats() -> dict[int, BlockFormat]:
 
 
 def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
-    """Dequantize rows.
-
-    Args:
-        data: uint8 `(rows, bytes per row)`.
-        form: format of the blocks.
-
-    Returns:
-        `(rows, columns)`; float32, or the stored dtype for 16-bit floats.
-    """
+    """Rows, uint8 `(rows, bytes per row)`, as float32 or 16-bit floats `(rows, columns)`."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as by_library
 
@@ -121,9 +113,7 @@ def _half(blocks: Tensor) -> Tensor:
 def _k_codes(scales: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and minimums of Q4_K blocks, each of eight groups of 32.
 
-    Args:
-        scales: scale of the scales, `(rows, blocks)`.
-        rest: bytes of each block after that.
+    The `rest` of a block follows the scale of its scales, `(rows, blocks)`.
     """
     lowest, packed = _half(rest), rest[..., HALF : HALF + K_SCALES].long()
     first, second, third = torch.split(packed, 4, dim=-1)

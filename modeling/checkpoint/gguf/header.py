@@ -76,7 +76,8 @@ class Header:
         """Number of query heads, and of key/value heads; 0 if no key states them."""
         queries = self.metadata.get(f"{self.architecture}.attention.head_count")
         keys = self.metadata.get(f"{self.architecture}.attention.head_count_kv", queries)
-        return queries if isinstance(queries, int) else 0, keys if isinstance(keys, int) else 0
+        first, second = (max(n, 0) if isinstance(n, int) else 0 for n in (queries, keys))
+        return first, second
 
 
 def read_header(path: Path) -> Header:
@@ -128,32 +129,27 @@ class _Reader:
         self._stream, self._path = stream, path
 
     def torn(self, reason: str) -> CheckpointError:
-        """Error for an invalid header."""
         return CheckpointError(
             f"{self._path}: not a complete GGUF file: {reason}. Download it again."
         )
 
     def number(self, code: str) -> int:
-        """A number by its `struct` code."""
         (value,) = self._numbers(code, 1)
         return int(value)
 
     def count(self) -> int:
-        """A number of items."""
         value = self.number("Q")
         if value > MAX_ENTRIES:
             raise self.torn(f"a count of {value}")
         return value
 
     def string(self) -> str:
-        """A string."""
         size = self.number("Q")
         if size > MAX_STRING_BYTES:
             raise self.torn(f"a text of {size} bytes")
         return self._bytes(size).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Value:
-        """A metadata value of a type."""
         if kind == STRING:
             return self.string()
         if kind != ARRAY:

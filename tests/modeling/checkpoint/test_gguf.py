@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,6 +37,7 @@ from ortolan.modeling.checkpoint.gguf.blocks import (
     dequantize,
     read_codes,
 )
+from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.lazy_tensor import whole_of
 
 IDS = random_text(20)
@@ -270,6 +272,20 @@ def test_an_incomplete_file_is_refused(
     file = tmp_path / "model.gguf"
     file.write_bytes(CONTENTS[name]())
     assert refused(file) == snapshot
+
+
+def test_a_damaged_header_is_refused_or_read(tmp_path: Path) -> None:
+    content, random = written("llama-yarn", tmp_path)[1].read_bytes(), Random(0)
+    file, refusals = tmp_path / "damaged.gguf", 0
+    for _ in range(100):
+        damaged = bytearray(content)
+        damaged[random.randrange(4, 2600)] ^= 1 << random.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            assert open_checkpoint(file).opened.tensors
+        except CheckpointError:
+            refusals += 1
+    assert refusals > 10
 
 
 @pytest.mark.parametrize(("architecture", "split"), [("rwkv6", 1), ("llama", 3)])
