@@ -17,10 +17,9 @@ from ortolan.export.source.architecture import (
     check_architecture,
     check_known_task,
 )
-from ortolan.export.source.contrast import keys_of_images, with_texts
 from ortolan.export.source.family import open_family, open_model
-from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
+from ortolan.export.source.parts import keys_of_images, open_with_head, with_texts
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys

@@ -1,15 +1,54 @@
-"""Opens an encoder of images with the encoder of texts that it is compared with (CLIP, SigLIP)."""
+"""Parts of a checkpoint that become bundles in the bundle, besides the media that a decoder reads.
+
+The head that predicts further tokens (MTP), and the encoder of the texts that an encoder of images
+is compared with (CLIP, SigLIP).
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
+from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.family import UNBUILT, open_family
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.contrast import kind_of, read_contrast
 from ortolan.modeling.checkpoint.folder import read_config_and_keys, unknown_keys
-from ortolan.modeling.config import EncoderConfig
-from ortolan.runtime.bundle.parts import TEXT, Comparison
+from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, ModelConfig
+from ortolan.modeling.families.reader import ConfigKeys
+from ortolan.runtime.bundle.parts import MTP, TEXT, Comparison, HiddenStates
+
+
+def open_with_head(
+    config: ModelConfig,
+    keys: ConfigKeys,
+    checkpoint: Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
+) -> Exportable:
+    """Open a decoder whose graphs return states, with the head that reads them."""
+    part = mtp_checkpoint(checkpoint)
+    if not isinstance(config, DecoderConfig):
+        raise OptionError("mtp needs a decoder. Leave it out.")
+    size = config.hidden_size
+    of_head, its_keys = read_config_and_keys(part, DecoderConfig, accept_unknown=accept_unknown)
+    model, mtp_head = (
+        open_family(
+            replace(own, gives_states=True),
+            own_keys,
+            source,
+            tokenizer=tokenizer,
+            max_context=max_context,
+        )
+        for own, own_keys, source in ((config, keys, checkpoint), (of_head, its_keys, part))
+    )
+    return replace(
+        model,
+        hidden=HiddenStates(size=size, head=UNBUILT),
+        parts={**model.parts, MTP: replace(mtp_head, hidden=HiddenStates(size=size))},
+    )
 
 
 def with_texts(
