@@ -130,7 +130,8 @@ class _Tensors(dict[str, Tensor]):
         else:
             meta = torch.empty(self._source.shape(name), device="meta")
             rows = partial(self._rows, name)
-            tensor = lazy_rows(meta, rows, is_sliced=True, codes=self._source.codes(name))
+            tensor = read = lazy_rows(meta, rows)
+            read.codes = self._source.codes(name)
         self[name] = tensor
         return tensor
 

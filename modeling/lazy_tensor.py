@@ -11,7 +11,7 @@ long as rows are only selected and joined.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,33 +65,21 @@ class LazyTensor(Tensor):
 
     meta: Tensor
     axes: frozenset[int]
-    codes: StoredCodes | None
-    update: LowRank | None
-    outputs_first: bool
-    turned: "tuple[LazyTensor, tuple[int, ...]] | None"
+    codes: StoredCodes | None = None
+    update: LowRank | None = None
+    outputs_first: bool = False
+    turned: "tuple[LazyTensor, tuple[int, ...]] | None" = None
 
     @staticmethod
-    def __new__(cls, meta: Tensor, reader: Reader, **_: object) -> "LazyTensor":
+    def __new__(cls, meta: Tensor, reader: Reader, axes: Iterable[int] = ()) -> "LazyTensor":
         """Make a tensor without memory."""
         tensor: LazyTensor = Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=torch.device("cpu")
         )
         return tensor
 
-    def __init__(
-        self,
-        meta: Tensor,
-        reader: Reader,
-        *,
-        axes: frozenset[int] = frozenset(),
-        codes: StoredCodes | None = None,
-        update: LowRank | None = None,
-        outputs_first: bool = False,
-        turned: "tuple[LazyTensor, tuple[int, ...]] | None" = None,
-    ) -> None:
-        self.meta, self.axes, self._reader = meta, axes, reader
-        self.codes, self.update = codes, update
-        self.outputs_first, self.turned = outputs_first, turned
+    def __init__(self, meta: Tensor, reader: Reader, axes: Iterable[int] = ()) -> None:
+        self.meta, self.axes, self._reader = meta, frozenset(axes), reader
 
     def read(self, start: int, stop: int, axis: int = 0) -> Tensor:
         """Slice `[start:stop]` along an axis; a scalar is read whole."""
@@ -119,21 +107,11 @@ def stored_tensor(
     shape: Sequence[int],
     reader: Reader,
     dtype: torch.dtype = torch.float32,
-    *,
-    axes: Sequence[int] | None = None,
-    codes: StoredCodes | None = None,
-    update: LowRank | None = None,
-    outputs_first: bool = False,
+    axes: Iterable[int] | None = None,
 ) -> LazyTensor:
     """A tensor that something else reads, cheaply along the given axes (by default all)."""
-    return LazyTensor(
-        torch.empty(tuple(shape), dtype=dtype, device="meta"),
-        reader,
-        axes=frozenset(range(len(shape)) if axes is None else axes),
-        codes=codes,
-        update=update,
-        outputs_first=outputs_first,
-    )
+    meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return LazyTensor(meta, reader, range(len(shape)) if axes is None else axes)
 
 
 def rows_of(tensor: Tensor, start: int, stop: int, axis: int = 0) -> Tensor:
@@ -229,27 +207,19 @@ def _nth(outputs: Any, place: int) -> Tensor:
 
 
 def lazy_rows(
-    meta: Tensor,
-    rows: Callable[[int, int], Tensor],
-    *,
-    is_sliced: bool,
-    codes: StoredCodes | None = None,
-    update: LowRank | None = None,
+    meta: Tensor, rows: Callable[[int, int], Tensor], *, is_sliced: bool = True
 ) -> LazyTensor:
     """A tensor that is read by rows; those of other axes are cut out of a few rows at a time."""
 
     def read(start: int, stop: int, axis: int) -> Tensor:
         if axis == 0:
             return rows(start, stop)
-        step = (
-            max(1, READ_ELEMENTS // max(math.prod(meta.shape[1:]), 1)) if is_sliced else len(meta)
-        )
-        firsts = range(0, len(meta), step)
-        parts = [rows(row, min(row + step, len(meta))) for row in firsts]
+        count, width = len(meta), max(math.prod(meta.shape[1:]), 1)
+        step = max(1, READ_ELEMENTS // width) if is_sliced else count
+        parts = [rows(row, min(row + step, count)) for row in range(0, count, step)]
         return torch.cat([part.narrow(axis, start, stop - start) for part in parts])
 
-    axes = frozenset({0} if is_sliced else ())
-    return LazyTensor(meta, read, axes=axes, codes=codes, update=update)
+    return LazyTensor(meta, read, (0,) if is_sliced else ())
 
 
 # --- selected and joined rows -------------------------------------------------------------------
@@ -273,8 +243,9 @@ def _selected(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     is_sliced = all(0 in _axes(tensor) for tensor, _ in runs)
-    codes, update = _codes(runs, meta), _update(runs, meta)
-    return lazy_rows(meta, rows, is_sliced=is_sliced, codes=codes, update=update)
+    tensor = lazy_rows(meta, rows, is_sliced=is_sliced)
+    tensor.codes, tensor.update = _codes(runs, meta), _update(runs, meta)
+    return tensor
 
 
 def _runs(call: _Call, place: int) -> list[Run] | None:
@@ -365,17 +336,20 @@ def _turned(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     else:
         original = whole
     if axes == tuple(range(len(axes))):
-        codes, update = original.codes, original.update
-        return LazyTensor(meta, original.read, axes=original.axes, codes=codes, update=update)
+        tensor = LazyTensor(meta, original.read, original.axes)
+        tensor.codes, tensor.update = original.codes, original.update
+        return tensor
 
     def read(start: int, stop: int, axis: int) -> Tensor:
         return original.read(start, stop, axes[axis]).permute(axes)
 
-    cheap = frozenset(place for place, axis in enumerate(axes) if axis in original.axes)
-    update = original.update
-    if update is not None:
-        update = LowRank(update.right.mT, update.left.mT, update.names)
-    return LazyTensor(meta, read, axes=cheap, update=update, turned=(original, axes))
+    cheap = (place for place, axis in enumerate(axes) if axis in original.axes)
+    tensor = LazyTensor(meta, read, cheap)
+    tensor.turned = original, axes
+    if original.update is not None:
+        left, right, names = original.update
+        tensor.update = LowRank(right.mT, left.mT, names)
+    return tensor
 
 
 def _order(call: _Call) -> tuple[int, ...] | None:
@@ -419,7 +393,7 @@ def _stacked(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     def rows(start: int, stop: int) -> Tensor:
         return torch.stack([whole_of(part) for part in parts[start:stop]])
 
-    return lazy_rows(meta, rows, is_sliced=True)
+    return lazy_rows(meta, rows)
 
 
 # --- operations that treat all elements or all rows alike ---------------------------------------
@@ -435,7 +409,7 @@ def _by_element(call: _Call, place: int, meta: Tensor) -> LazyTensor | None:
     def read(start: int, stop: int, axis: int) -> Tensor:
         return _nth(call.applied(lambda tensor: rows_of(tensor, start, stop, axis)), place)
 
-    return LazyTensor(meta, read, axes=frozenset.intersection(*map(_axes, tensors)))
+    return LazyTensor(meta, read, frozenset.intersection(*map(_axes, tensors)))
 
 
 _AXIS_PLACES = {

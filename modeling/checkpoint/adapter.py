@@ -82,9 +82,10 @@ class Product(NamedTuple):
         left, right = self.scale * self.second.float(), self.first.float()
         if self.transposed:
             left, right = right.T, left.T
-        update, axes = LowRank(left, right, frozenset({name})), tuple(base.axes)
-        turned = base.outputs_first
-        return stored_tensor(base.shape, read, axes=axes, update=update, outputs_first=turned)
+        tensor = stored_tensor(base.shape, read, axes=base.axes)
+        tensor.update = LowRank(left, right, frozenset({name}))
+        tensor.outputs_first = base.outputs_first
+        return tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

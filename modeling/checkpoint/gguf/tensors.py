@@ -14,7 +14,7 @@ from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, FLOATS, dequan
 from ortolan.modeling.checkpoint.gguf.header import Header, Stored
 from ortolan.modeling.checkpoint.gguf.names import FALCON_NORMS, names_in_files
 from ortolan.modeling.codes import StoredCodes
-from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
+from ortolan.modeling.lazy_tensor import LazyTensor, lazy_rows
 from ortolan.modeling.weights import name_template
 
 FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -61,19 +61,16 @@ def _stored_tensor(header: Header, stored: Stored) -> Tensor:
     """A tensor as the file has it, `(rows, columns)` or a vector; dequantized as it is read."""
     form, count = stored.format, math.prod(stored.shape[:-1])
 
-    def read(start: int, stop: int, axis: int) -> Tensor:
-        first, last = (0, count) if axis else (start, stop)
-        rows = dequantize(_bytes(header, stored, first, last), form)
-        return rows[:, start:stop] if axis else rows
+    def read(start: int, stop: int) -> Tensor:
+        return dequantize(_bytes(header, stored, start, stop), form)
 
-    codes = None
+    dtype = FLOATS.get(form.name, torch.float32)
+    rows = lazy_rows(torch.empty(count, stored.shape[-1], dtype=dtype, device="meta"), read)
     if form.name in CODE_FORMATS:
-        codes = StoredCodes(
+        rows.codes = StoredCodes(
             lambda: CODE_FORMATS[form.name],
             lambda start, stop: read_codes(_bytes(header, stored, start, stop), form),
         )
-    dtype = FLOATS.get(form.name, torch.float32)
-    rows = stored_tensor((count, stored.shape[-1]), read, dtype, axes=(0,), codes=codes)
     return rows.flatten().float() if len(stored.shape) == 1 else rows
 
 

@@ -5,6 +5,7 @@ Shapes and types of parts are checked before they are read.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ortolan.modeling.codes import StoredCodes
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
+from ortolan.modeling.lazy_tensor import LazyTensor, lazy_rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of unquantized weights and of scales."""
@@ -69,15 +70,9 @@ class Packing(ABC):
 
     def tensor(self, stored: Stored, *, outputs_first: bool = False) -> LazyTensor:
         """The published tensor."""
-
-        def read(start: int, stop: int, axis: int) -> Tensor:
-            if axis == 0:
-                return self.rows(stored, start, stop)
-            return self.rows(stored, 0, self.shape[0]).narrow(axis, start, stop - start)
-
-        return stored_tensor(
-            self.shape, read, axes=(0,), codes=self.codes(stored), outputs_first=outputs_first
-        )
+        tensor = lazy_rows(torch.empty(self.shape, device="meta"), partial(self.rows, stored))
+        tensor.codes, tensor.outputs_first = self.codes(stored), outputs_first
+        return tensor
 
 
 def check_parts(name: str, parts: Mapping[str, Part], stored: Stored) -> None:
