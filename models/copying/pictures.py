@@ -1,9 +1,6 @@
-"""Draw where the recurrent networks look while they copy.
+"""Draw where the heads of the Neural Turing Machine look while it copies: slots against tokens.
 
-    python models/copying/pictures.py build/addressing.png build/attention.png
-
-The first picture shows the memory slots of the Neural Turing Machine against tokens, the second the
-past states of the network with attention. Needs the extras `plot` and `train`.
+`python models/copying/pictures.py build/addressing.png` needs the extras `plot` and `train`.
 """
 
 import argparse
@@ -15,7 +12,6 @@ from tokenizers import Tokenizer
 from ortolan.cli.attention_picture import Panel, draw
 from ortolan.modeling import RecurrentModel, load
 from ortolan.modeling.models.addressing import addressing
-from ortolan.modeling.models.attention_maps import attention_maps
 
 HERE = Path(__file__).parent
 
@@ -23,8 +19,6 @@ PROMPTS = ("copy c a f e b a d g h a c e |", "repeat b e d c a 3 |")
 
 VISIBLE = 0.01
 """Hide slots after the last one with this much attention."""
-
-ATTENDED = ("copy c a f e b a d g |", "repeat b e d 3 |")
 
 
 def addressing_panels(prompt: str, checkpoint: Path = HERE / "ntm") -> list[Panel]:
@@ -47,16 +41,6 @@ def addressing_panels(prompt: str, checkpoint: Path = HERE / "ntm") -> list[Pane
 
 
 @torch.no_grad()
-def attention_panel(prompt: str, checkpoint: Path = HERE / "attentive-rnn") -> Panel:
-    """Attention of each state (rows) to the past states (columns)."""
-    model = load(checkpoint, RecurrentModel)
-    ids, tokens = answered(model, checkpoint, prompt)
-    (weights,) = attention_maps(model, torch.tensor([ids]))
-    shares = weights[0, 0].numpy()
-    return Panel(row="attention", title="attention", shares=shares, queries=tokens, keys=tokens)
-
-
-@torch.no_grad()
 def answered(
     model: RecurrentModel, checkpoint: Path, prompt: str
 ) -> tuple[list[int], tuple[str, ...]]:
@@ -73,10 +57,7 @@ def answered(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("addressing", type=Path)
-    parser.add_argument("attention", type=Path)
-    args = parser.parse_args()
-    for place in (args.addressing, args.attention):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    draw([panel for prompt in PROMPTS for panel in addressing_panels(prompt)], args.addressing)
-    draw([attention_panel(prompt) for prompt in ATTENDED], args.attention)
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw([panel for prompt in PROMPTS for panel in addressing_panels(prompt)], out)
