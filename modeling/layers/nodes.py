@@ -124,14 +124,11 @@ def _group_query_attention(
     """Output of the node, `(B, S, H * D)`, and the extended caches of these shapes."""
     first = cast(Tensor, inputs[0])
     shape = (*first.shape[:2], spec.num_heads * spec.head_dim)
-    return torch.onnx.ops.symbolic_multi_out(
-        "com.microsoft::GroupQueryAttention",
-        _trimmed(*inputs),
-        attributes,
-        dtypes=[first.dtype] * (1 + len(caches)),
-        shapes=(shape, *caches),
-        version=1,
-    )
+    node = ("com.microsoft::GroupQueryAttention", _trimmed(*inputs), attributes)
+    if not caches:
+        return [torch.onnx.ops.symbolic(*node, dtype=first.dtype, shape=shape, version=1)]
+    dtypes, shapes = [first.dtype] * (1 + len(caches)), (shape, *caches)
+    return torch.onnx.ops.symbolic_multi_out(*node, dtypes=dtypes, shapes=shapes, version=1)
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
