@@ -24,7 +24,6 @@ from ortolan.runtime.bundle.manifest import (
     StateType,
 )
 from ortolan.runtime.bundle.parts import SOUND
-from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -43,14 +42,8 @@ _SCATTERING = frozenset({"ai.onnx::ScatterND", "ai.onnx::TensorScatter"})
 """Operators that write keys and values to slots; GroupQueryAttention can also extend a cache."""
 
 
-def describe(
-    folder: Path,
-    model: Exportable,
-    plan: Plan,
-    stored: Stored,
-    quality: Quality | None = None,
-) -> Manifest:
-    """The manifest of the bundle in a folder."""
+def describe(folder: Path, model: Exportable, plan: Plan, stored: Stored) -> Manifest:
+    """The manifest of the bundle in a folder, before its quality is measured."""
     graphs = [
         read_graph((folder / graph.file).read_bytes(), file=graph.file)
         for graph in plan.graph_files.values()
@@ -88,7 +81,6 @@ def describe(
         foreign_operators=tuple(sorted({form for graph in graphs for form in graph.foreign})),
         attention_maps=model.maps if plan.options.attention_maps else (),
         unverified=plan.unverified,
-        quality=quality,
         images=None if of_sounds else model.features,
         sounds=model.features if of_sounds else None,
         hidden_states=model.hidden,

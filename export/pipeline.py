@@ -124,7 +124,8 @@ def export(
 
 def _build(folder: Path, model: Exportable, plan: Plan, data: Data, progress: Progress) -> Manifest:
     """Write a bundle after those of its parts, and prove it where the CPU can run it."""
-    model = _with_parts(folder, model, plan, progress)
+    if model.parts:
+        model = _with_parts(folder, model, plan, progress)
     model, graphs = _trace(model, plan, progress)
     certificate = _reference(model, plan, data, progress)
     manifest, certificate = write(folder, model, plan, graphs, data, certificate, progress)

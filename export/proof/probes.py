@@ -118,25 +118,21 @@ class ProbeInput:
 
 def text_of(model: Exportable, data: Calibration | None) -> str:
     """Describes the text of the probes, for the certificate."""
-    text, last = _text_of(model, data), model.switches_after
+    of_sounds = isinstance(model.source, AudioSource | WaveSource | ChunkedSource)
+    text = "random ids" if model.tokenizer is None else "the built-in text"
+    if data is not None:
+        text = Path(data.origin).name
+    elif isinstance(model.source, ImageSource):
+        text = "random images"
+    elif isinstance(model.source, PatchSource):
+        text = "random images of several sizes"
+    elif of_sounds:
+        text = f"{text} after made-up sounds" if model.sides.has_decoder else "made-up sounds"
+    last = model.switches_after
     if last is None or model.context_length <= last:
         return text
     # Those of the reference too.
     return f"{text} with the rotary frequencies of a text of {model.context_length} tokens"
-
-
-def _text_of(model: Exportable, data: Calibration | None) -> str:
-    if data is not None:
-        return Path(data.origin).name
-    if isinstance(model.source, ImageSource):
-        return "random images"
-    if isinstance(model.source, PatchSource):
-        return "random images of several sizes"
-    of_sounds = isinstance(model.source, AudioSource | WaveSource | ChunkedSource)
-    if of_sounds and not model.sides.has_decoder:
-        return "made-up sounds"
-    text = "random ids" if model.tokenizer is None else "the built-in text"
-    return f"{text} after made-up sounds" if of_sounds else text
 
 
 def make_probes(
