@@ -7,7 +7,7 @@ import msgspec
 import onnx_ir as ir
 
 from ortolan.export.exportable import Exportable
-from ortolan.export.passes.window_states import WindowStates, windows_of
+from ortolan.export.passes.window_states import start_windows, windows_of
 from ortolan.export.settings import Plan
 from ortolan.runtime.bundle.kinds import KINDS, STEPPED
 from ortolan.runtime.bundle.manifest import State, StateType
@@ -42,5 +42,5 @@ def with_windows(model: Exportable, graphs: Mapping[str, ir.Model], plan: Plan) 
     ):
         return model
     for graph in steps:
-        WindowStates(windowed)(graph)
+        start_windows(graph.graph, windowed)
     return replace(model, states=states)

@@ -23,8 +23,8 @@ from ortolan import files
 from ortolan.export.errors import LayoutError, OutputError
 from ortolan.export.layouts.comparison import compare
 from ortolan.export.options import Device, ExportOptions
-from ortolan.export.passes.take_mask import MASK, TakeMask
-from ortolan.export.passes.window_states import WholeStates
+from ortolan.export.passes.take_mask import MASK, take_mask
+from ortolan.export.passes.window_states import make_whole
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, state_names
@@ -98,8 +98,8 @@ def write_folder(bundle: Bundle, folder: Path) -> None:
 def with_mask(graph: bytes) -> bytes:
     """A serialized decoder graph that takes an attention mask."""
     model = ir.from_proto(onnx.ModelProto.FromString(graph))
-    WholeStates()(model)
-    TakeMask()(model)
+    make_whole(model)
+    take_mask(model.graph)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
     return data
 

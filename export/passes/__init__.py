@@ -3,9 +3,9 @@
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortolan.export.passes.norms import FuseSkipNorm
+from ortolan.export.passes.norms import fuse_skip_norms
 from ortolan.export.passes.rules import fold_casts, fuse_linear
-from ortolan.export.passes.shapes import ShareShapes
+from ortolan.export.passes.shapes import share_shapes
 
 
 def tidy(model: ir.Model) -> ir.Model:
@@ -20,9 +20,9 @@ def tidy(model: ir.Model) -> ir.Model:
         value.metadata_props.clear()
     return ir.passes.Sequential(
         fold_casts,
-        ShareShapes(),
+        share_shapes,
         fuse_linear,
-        FuseSkipNorm(),
+        fuse_skip_norms,
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

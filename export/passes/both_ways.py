@@ -18,36 +18,31 @@ _TOTAL, _BIAS = 6, 10
 """Places of the node's inputs."""
 
 
-class BothWays(ir.passes.InPlacePass):
+def see_both_ways(graph: ir.Graph) -> None:
     """Rewrite the attention of a decoder's graph for one row of vectors that see each other.
 
     Case 1: without a window: `causal=0`.
     Case 2: with a window W: also the bias `(1, 1, S, T)` of 0, or -inf where the token lies W or
         more before the query, which is at place `T - S + s`.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph = model.graph
-        nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
-        _check(graph, nodes)
-        biases: dict[tuple[ir.Value, int], ir.Value] = {}
-        for node in nodes:
-            node.attributes["causal"] = ir.AttrInt64("causal", 0)
-            window = node.attributes.get_int("local_window_size", -1)
-            if window < 0:
-                continue  # Case 1
-            node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
-            total = node.inputs[_TOTAL]
-            query = node.inputs[0]
-            if total is None or query is None or query.dtype is None:
-                raise TypeError("expected attention after a cache")
-            if (total, window) not in biases:
-                dtype = query.dtype.numpy()
-                biases[total, window] = _bias(graph, nodes[0], total, window, dtype)
-            node.resize_inputs(max(len(node.inputs), _BIAS + 1))
-            node.replace_input_with(_BIAS, biases[total, window])
-        return ir.passes.PassResult(model, modified=bool(nodes))
+    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    _check(graph, nodes)
+    biases: dict[tuple[ir.Value, int], ir.Value] = {}
+    for node in nodes:
+        node.attributes["causal"] = ir.AttrInt64("causal", 0)
+        window = node.attributes.get_int("local_window_size", -1)
+        if window < 0:
+            continue  # Case 1
+        node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
+        total = node.inputs[_TOTAL]
+        query = node.inputs[0]
+        if total is None or query is None or query.dtype is None:
+            raise TypeError("expected attention after a cache")
+        if (total, window) not in biases:
+            dtype = query.dtype.numpy()
+            biases[total, window] = _bias(graph, nodes[0], total, window, dtype)
+        node.resize_inputs(max(len(node.inputs), _BIAS + 1))
+        node.replace_input_with(_BIAS, biases[total, window])
 
 
 def _check(graph: ir.Graph, nodes: list[ir.Node]) -> None:

@@ -58,24 +58,17 @@ _STEPS = ir.passes.Sequential(
 )
 
 
-class FoldConstants(ir.passes.InPlacePass):
+def fold_constants(model: ir.Model, tables: Mapping[str, Tensor]) -> None:
     """Fold constants, drop nodes that change nothing, and merge equal nodes.
 
     The exporter writes a module as its author did: casts of numbers, sizes computed again for
     every view, transpositions there and back.
     """
-
-    def __init__(self, tables: Mapping[str, Tensor]) -> None:
-        self.tables = tables
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        for name, table in self.tables.items():
-            if name in model.graph.initializers:
-                model.graph.initializers[name].const_value = ir.tensor(table, name=name)
-        with _quiet():
-            _STEPS(model)
-        return ir.passes.PassResult(model, modified=True)
+    for name, table in tables.items():
+        if name in model.graph.initializers:
+            model.graph.initializers[name].const_value = ir.tensor(table, name=name)
+    with _quiet():
+        _STEPS(model)
 
 
 @contextlib.contextmanager
@@ -90,23 +83,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class InlineConstants(ir.passes.InPlacePass):
+def inline_constants(graph: ir.Graph) -> None:
     """Turn initializers that are numbers or short vectors with data into constants.
 
     The others are written next to the weights.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph, modified = model.graph, False
-        for name, value in list(graph.initializers.items()):
-            tensor = value.const_value
-            if tensor is None or len(tensor.shape) > 1 or tensor.size > LARGEST:
-                continue
-            constant = Insert(graph, graph[0]).Constant(value=tensor)
-            del graph.initializers[name]
-            constant.shape, constant.type = value.shape, value.type
-            value.replace_all_uses_with(constant, replace_graph_outputs=True)
-            constant.name = name
-            modified = True
-        return ir.passes.PassResult(model, modified)
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or len(tensor.shape) > 1 or tensor.size > LARGEST:
+            continue
+        constant = Insert(graph, graph[0]).Constant(value=tensor)
+        del graph.initializers[name]
+        constant.shape, constant.type = value.shape, value.type
+        value.replace_all_uses_with(constant, replace_graph_outputs=True)
+        constant.name = name

@@ -6,23 +6,7 @@ Spec: ai.onnx Gelu, version 20 (Hendrycks and Gimpel 2016, "Gaussian Error Linea
 import math
 from typing import Any
 
-import onnx_ir as ir
-from onnxscript.rewriter import RewriteRuleSet, pattern
-
-
-class FuseGelu(ir.passes.InPlacePass):
-    """Replace the formulas of Gelu, with the factors of a product in any order.
-
-    Case 1: x / 2 * (1 + erf(x / sqrt(2))).
-    Case 2: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), with the last product in any
-        of the forms that models use.
-    Case 3: otherwise: keep.
-    """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        return ir.passes.PassResult(model, modified=_RULES.apply_to_model(model) > 0)
-
+from onnxscript.rewriter import RewritePass, RewriteRuleSet, pattern
 
 _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)
@@ -58,12 +42,21 @@ def _gelu_tanh(op: Any, x: Any, **_: Any) -> Any:
     return op.Gelu(x, approximate="tanh")
 
 
-_RULES = RewriteRuleSet(
-    [
-        pattern.RewriteRule(_erf_of_quotient, _gelu),
-        pattern.RewriteRule(_erf_of_product, _gelu),
-        pattern.RewriteRule(_tanh_of_power, _gelu_tanh),
-        pattern.RewriteRule(_tanh_of_products, _gelu_tanh),
-    ],
-    commute=True,
+fuse_gelu = RewritePass(
+    RewriteRuleSet(
+        [
+            pattern.RewriteRule(_erf_of_quotient, _gelu),
+            pattern.RewriteRule(_erf_of_product, _gelu),
+            pattern.RewriteRule(_tanh_of_power, _gelu_tanh),
+            pattern.RewriteRule(_tanh_of_products, _gelu_tanh),
+        ],
+        commute=True,
+    )
 )
+"""Replace the formulas of Gelu, with the factors of a product in any order.
+
+Case 1: x / 2 * (1 + erf(x / sqrt(2))).
+Case 2: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), with the last product in any of the
+    forms that models use.
+Case 3: otherwise: keep.
+"""

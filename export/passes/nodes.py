@@ -1,6 +1,6 @@
 """Shared by passes: a walk over the nodes of some operators, and the insertion of new ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,53 +17,39 @@ Axes = tuple[int | str, ...]
 """Sizes of axes, or their names where they vary."""
 
 
-class NodePass(ir.passes.InPlacePass):
-    """Rewrite around every node of some operators, in the order of the graph.
+Rewrite = Callable[[ir.Graph, ir.Node], bool]
+"""Rewrites around a node; returns whether the graph changed."""
 
-    Attributes:
-        operators: the nodes to visit.
-        writes_contrib: whether the new nodes are of onnxruntime's own domain.
-    """
 
-    operators: tuple[str, ...]
-    writes_contrib = False
+class GraphPass(ir.passes.InPlacePass):
+    """A pass that is a function of a graph, which returns whether it changed."""
+
+    def __init__(self, function: Callable[[ir.Graph], bool]) -> None:
+        self._function = function
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
-        modified = False
-        for node in list(model.graph):
-            if node.op_type in self.operators and self._rewrite(model.graph, node):
-                modified = True
-        if modified and self.writes_contrib:
-            model.graph.opset_imports[CONTRIB] = 1
-        return ir.passes.PassResult(model, modified)
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """Rewrite around one node; return whether the graph changed."""
-        raise NotImplementedError
+        return ir.passes.PassResult(model, self._function(model.graph))
 
 
-class Rule(NodePass):
-    """A pass that is a function of a node, and needs nothing else."""
-
-    def __init__(
-        self,
-        rewrite: Callable[[ir.Graph, ir.Node], bool],
-        operators: tuple[str, ...],
-        writes_contrib: bool,
-    ) -> None:
-        self.operators, self.writes_contrib = operators, writes_contrib
-        self._function = rewrite
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        return self._function(graph, node)
+def rule(*operators: str, writes_contrib: bool = False) -> Callable[[Rewrite], GraphPass]:
+    """Make a function of a node the pass over these operators; see `visit`."""
+    return lambda rewrite: GraphPass(
+        lambda graph: visit(graph, operators, rewrite, writes_contrib=writes_contrib)
+    )
 
 
-def rule(
-    *operators: str, writes_contrib: bool = False
-) -> Callable[[Callable[[ir.Graph, ir.Node], bool]], Rule]:
-    """Make a function the pass over these operators; see `NodePass`."""
-    return lambda rewrite: Rule(rewrite, operators, writes_contrib)
+def visit(
+    graph: ir.Graph, operators: Container[str], rewrite: Rewrite, *, writes_contrib: bool = False
+) -> bool:
+    """Rewrite around every node of some operators, in the order of the graph.
+
+    With `writes_contrib`, new nodes are of onnxruntime's own domain.
+    """
+    results = [rewrite(graph, node) for node in list(graph) if node.op_type in operators]
+    if any(results) and writes_contrib:
+        graph.opset_imports[CONTRIB] = 1
+    return any(results)
 
 
 Numbers = int | float | list[int] | NDArray[Any]

@@ -6,12 +6,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from torch import Tensor
 
-from ortolan.export.passes.fold_constants import FoldConstants, InlineConstants
-from ortolan.export.passes.fuse_gelu import FuseGelu
+from ortolan.export.passes.fold_constants import fold_constants, inline_constants
+from ortolan.export.passes.fuse_gelu import fuse_gelu
 from ortolan.export.passes.norms import fuse_norm
 from ortolan.export.passes.pack_projections import pack_projections
-from ortolan.export.passes.pick_early import PickEarly
-from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
+from ortolan.export.passes.pick_early import pick_early
+from ortolan.export.passes.rotary_into_attention import rotary_into_attention
 from ortolan.export.passes.rules import (
     fold_offsets,
     fuse_linear,
@@ -24,7 +24,9 @@ from ortolan.export.passes.shapes import drop_reshapes
 
 def fold(model: ir.Model, tables: Mapping[str, Tensor]) -> ir.Model:
     """Run the slow passes of `normalize`, which leave weights alone: before blocks are copied."""
-    return ir.passes.Sequential(FoldConstants(tables), FuseGelu())(model).model
+    fold_constants(model, tables)
+    fuse_gelu(model)
+    return model
 
 
 def normalize(model: ir.Model, *, context_length: int) -> ir.Model:
@@ -33,7 +35,7 @@ def normalize(model: ir.Model, *, context_length: int) -> ir.Model:
     Afterwards it has the nodes of an `ortolan.modeling` model, as far as the module computes the
     same, and `export.derived.recipes_of` returns the recipes of its new weights.
     """
-    return ir.passes.Sequential(
+    ir.passes.Sequential(
         fold_offsets,
         select_booleans,
         fuse_norm,
@@ -42,11 +44,14 @@ def normalize(model: ir.Model, *, context_length: int) -> ir.Model:
         transpose_weights,
         norm_before_transpose,
         common.RemoveUnusedNodesPass(),
-        RotaryIntoAttention(context_length),
+    )(model)
+    rotary_into_attention(model.graph, context_length)
+    ir.passes.Sequential(
         common.RemoveUnusedNodesPass(),
         pack_projections,
         drop_reshapes,
-        PickEarly(),
+        pick_early,
         common.RemoveUnusedNodesPass(),
-        InlineConstants(),
-    )(model).model
+    )(model)
+    inline_constants(model.graph)
+    return model

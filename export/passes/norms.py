@@ -7,7 +7,7 @@ com.microsoft.SkipSimplifiedLayerNormalization, version 1 (onnxruntime, docs/Con
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, NodePass, replace_node, rule
+from ortolan.export.passes.nodes import CONTRIB, GraphPass, replace_node, rule, visit
 from ortolan.export.values import (
     add_initializer,
     is_weight,
@@ -134,7 +134,8 @@ def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
     return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
 
 
-class FuseSkipNorm(NodePass):
+@GraphPass
+def fuse_skip_norms(graph: ir.Graph) -> bool:
     """Replace RMSNormalization(Add(a, b)) with SkipSimplifiedLayerNormalization(a, b).
 
     The fused node returns the norm and the sum, which the next residual needs. The fixed cost of a
@@ -144,42 +145,37 @@ class FuseSkipNorm(NodePass):
     Case 2: otherwise, such as a sum with a bias, more than three axes, or a norm whose weight
         depends on an input: keep.
     """
+    is_modified = visit(graph, ("RMSNormalization",), _fuse_skip_norm, writes_contrib=True)
+    if is_modified:
+        # A computed weight of ones may come after the sum.
+        graph.sort()
+    return is_modified
 
-    operators = ("RMSNormalization",)
-    writes_contrib = True
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        result = super().call(model)
-        if result.modified:
-            # A computed weight of ones may come after the sum.
-            model.graph.sort()
-        return result
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        add = producer(node.inputs[0], "Add")
-        if add is None or node.attributes.get_int("axis", -1) != -1:
-            return False  # Case 2
-        a, b = add.inputs
-        if a is None or b is None or a.shape is None or b.shape is None or a.shape != b.shape:
-            return False  # Case 2
-        if len(a.shape) > 3 or not _is_fixed(node.inputs[1]):
-            return False  # Case 2
-        fused = ir.node(
-            "SkipSimplifiedLayerNormalization",
-            [a, b, node.inputs[1]],
-            {"epsilon": node.attributes.get_float("epsilon", 1e-5)},
-            domain=CONTRIB,
-            num_outputs=4,
-        )
-        # In the place of the sum: every reader of it comes later.
-        graph.insert_before(add, fused)
-        normed, mean, deviation, total = fused.outputs
-        replace_node(graph, node, normed)
-        replace_node(graph, add, total)
-        # These have no reader: a name would make them outputs.
-        mean.name = deviation.name = ""
-        return True
+def _fuse_skip_norm(graph: ir.Graph, node: ir.Node) -> bool:
+    add = producer(node.inputs[0], "Add")
+    if add is None or node.attributes.get_int("axis", -1) != -1:
+        return False  # Case 2
+    a, b = add.inputs
+    if a is None or b is None or a.shape is None or b.shape is None or a.shape != b.shape:
+        return False  # Case 2
+    if len(a.shape) > 3 or not _is_fixed(node.inputs[1]):
+        return False  # Case 2
+    fused = ir.node(
+        "SkipSimplifiedLayerNormalization",
+        [a, b, node.inputs[1]],
+        {"epsilon": node.attributes.get_float("epsilon", 1e-5)},
+        domain=CONTRIB,
+        num_outputs=4,
+    )
+    # In the place of the sum: every reader of it comes later.
+    graph.insert_before(add, fused)
+    normed, mean, deviation, total = fused.outputs
+    replace_node(graph, node, normed)
+    replace_node(graph, add, total)
+    # These have no reader: a name would make them outputs.
+    mean.name = deviation.name = ""
+    return True
 
 
 def _is_fixed(value: ir.Value | None) -> bool:

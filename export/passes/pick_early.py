@@ -5,6 +5,7 @@ Spec: ai.onnx GatherND, version 13.
 
 import onnx_ir as ir
 
+from ortolan.export.passes.nodes import GraphPass
 from ortolan.export.values import replace_value
 
 _BY_TOKEN = {
@@ -15,7 +16,8 @@ _BY_TOKEN = {
 """Operators that compute every token on its own, norms over the last axis included."""
 
 
-class PickEarly(ir.passes.InPlacePass):
+@GraphPass
+def pick_early(graph: ir.Graph) -> bool:
     """Replace GatherND(f(x), tokens) with f(GatherND(x, tokens)).
 
     Everything after the attention of the last layer is then computed only for the tokens whose
@@ -25,18 +27,15 @@ class PickEarly(ir.passes.InPlacePass):
         for each input with an axis of tokens.
     Case 2: otherwise: keep.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph, modified = model.graph, False
-        pending = [node for node in graph if _is_pick(node)]
-        while pending:
-            picks = _same_picks(graph, pending.pop())
-            earlier = _rewrite(graph, picks)
-            if earlier is not None:
-                pending = [node for node in pending if node not in picks] + earlier
-                modified = True
-        return ir.passes.PassResult(model, modified)
+    modified = False
+    pending = [node for node in graph if _is_pick(node)]
+    while pending:
+        picks = _same_picks(graph, pending.pop())
+        earlier = _rewrite(graph, picks)
+        if earlier is not None:
+            pending = [node for node in pending if node not in picks] + earlier
+            modified = True
+    return modified
 
 
 def _is_pick(node: ir.Node) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortolan.export.passes.nodes import Insert, NodePass, axes_of, replace_node
-from ortolan.export.passes.shapes import ShareShapes
+from ortolan.export.passes.nodes import Insert, axes_of, replace_node, visit
+from ortolan.export.passes.shapes import share_shapes
 from ortolan.export.passes.standard_attention import (
     OUTPUTS,
     Added,
@@ -56,7 +56,7 @@ _KERNELS: Mapping[str, _Kernels] = {
 }
 
 
-class PlainAttention(NodePass):
+def plain_attention(model: ir.Model, device: Literal["cuda", "webgpu"]) -> None:
     """Spell out attention that a GPU has no correct kernel for.
 
     Case 1: Attention without a cache of its own, on WebGPU: rewrite.
@@ -64,35 +64,27 @@ class PlainAttention(NodePass):
     Case 3: TensorScatter along the second-last axis, on WebGPU: becomes ScatterND.
     Case 4: otherwise: keep.
     """
+    kernels = _KERNELS[device]
 
-    def __init__(self, device: Literal["cuda", "webgpu"]) -> None:
-        super().__init__()
-        self._kernels = _KERNELS[device]
-        self.operators = ("GroupQueryAttention", *self._kernels.without)
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        result = super().call(model)
-        if result.modified:
-            # All layers read the same masks and positions.
-            for tidy in (ShareShapes(), common.CommonSubexpressionEliminationPass()):
-                tidy(model)
-            common.RemoveUnusedNodesPass()(model)
-        return result
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        plain = _Plain(Insert(graph, node), node, self._kernels.without)
+    def rewrite(graph: ir.Graph, node: ir.Node) -> bool:
+        plain = _Plain(Insert(graph, node), node, kernels.without)
         if node.op_type == "Attention":
             return _rewrite_attention(graph, node, plain)
         if node.op_type == "TensorScatter":
             return _rewrite_scatter(graph, node, plain)
-        if not self._kernels.unfit(node):
+        if not kernels.unfit(node):
             return False  # Case 4
         output, *presents = plain.outputs(node.inputs)
         for old, present in zip(node.outputs[1:], presents, strict=False):
             replace_value(old, present)
         replace_node(graph, node, output)
         return True
+
+    if visit(model.graph, ("GroupQueryAttention", *kernels.without), rewrite):
+        # All layers read the same masks and positions.
+        for tidy in (share_shapes, common.CommonSubexpressionEliminationPass()):
+            tidy(model)
+        common.RemoveUnusedNodesPass()(model)
 
 
 def _rewrite_attention(graph: ir.Graph, node: ir.Node, plain: "_Plain") -> bool:

@@ -39,30 +39,23 @@ class Turned:
     interleaved: bool
 
 
-class QuantizeCache(ir.passes.InPlacePass):
+def quantize_cache(graph: ir.Graph, states: Iterable[State]) -> None:
     """Store the states that grow as codes, and give their attention nodes scales `(K, 1, D)`.
 
     The scales are initializers without data, named by `scale_name`.
     """
-
-    def __init__(self, states: Iterable[State]) -> None:
-        self.states = [state for state in states if state.update == "append"]
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph = model.graph
-        values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
-        for state in self.states:
-            past, present = values[state.input], values[state.output]
-            _check(state, past, present)
-            for value in (past, present):
-                value.type = ir.TensorType(ir.DataType.INT8)
-            # The layers that share these keys read `present`.
-            for node in {use.node for value in (past, present) for use in value.uses()}:
-                is_key = node.inputs[_KEY] in (past, present)
-                _add_scale(graph, node, state, is_key=is_key)
-                _add_present(node, _PRESENT_KEY if is_key else _PRESENT_VALUE, present)
-        return ir.passes.PassResult(model, modified=bool(self.states))
+    growing = [state for state in states if state.update == "append"]
+    values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+    for state in growing:
+        past, present = values[state.input], values[state.output]
+        _check(state, past, present)
+        for value in (past, present):
+            value.type = ir.TensorType(ir.DataType.INT8)
+        # The layers that share these keys read `present`.
+        for node in {use.node for value in (past, present) for use in value.uses()}:
+            is_key = node.inputs[_KEY] in (past, present)
+            _add_scale(graph, node, state, is_key=is_key)
+            _add_present(node, _PRESENT_KEY if is_key else _PRESENT_VALUE, present)
 
 
 def scale_name(state: State) -> str:

@@ -4,10 +4,11 @@ Spec: com.microsoft.QMoE, version 1 (onnxruntime, docs/ContribOperators.md).
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass, replace_node
+from ortolan.export.passes.nodes import CONTRIB, Insert, replace_node, visit
 from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS, CODES, SCALES, ZEROS
 from ortolan.export.quantize.schemes import EXPERT_INPUTS
 from ortolan.export.scheme import Scheme
@@ -17,7 +18,7 @@ _RAW = 0
 """Codes in the layout of `MatMulNBits`, which each device rearranges for itself."""
 
 
-class QuantizeExperts(NodePass):
+def quantize_experts(graph: ir.Graph, plan: Mapping[str, Scheme]) -> bool:
     """Replace MoE with QMoE, which reads codes, scales and any zero points of its two weights.
 
     The CPU kernel applies the softmax to the logits of the chosen experts whatever
@@ -26,31 +27,28 @@ class QuantizeExperts(NodePass):
     Case 1: the plan has the weights: rewrite.
     Case 2: otherwise: keep.
     """
+    return visit(graph, ("MoE",), partial(_quantize, plan))
 
-    operators = ("MoE",)
 
-    def __init__(self, plan: Mapping[str, Scheme]) -> None:
-        self.plan = plan
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        weights = [node.inputs[place] for place in EXPERT_INPUTS]
-        if any(weight is None or weight.name not in self.plan for weight in weights):
-            return False  # Case 2
-        data, logits, first, first_bias, second, second_bias = (*node.inputs, None)[:6]
-        if first is None or second is None:
-            raise ValueError(f"{node.name}: expected weights of experts, got none")
-        scheme = self.plan[str(first.name)]
-        codes, scales, zeros = _codes(graph, first, scheme)
-        other_codes, other_scales, other_zeros = _codes(graph, second, scheme)
-        inputs = [data, logits, codes, scales, first_bias, other_codes, other_scales, second_bias]
-        if zeros is not None:
-            inputs += [None, None, None, zeros, other_zeros]
-        attributes = {**node.attributes, **_attributes(scheme, type_of(first))}
-        replace_node(graph, node, Insert(graph, node).QMoE(*inputs, domain=CONTRIB, **attributes))
-        for weight in (first, second):
-            if not weight.uses():
-                del graph.initializers[str(weight.name)]
-        return True
+def _quantize(plan: Mapping[str, Scheme], graph: ir.Graph, node: ir.Node) -> bool:
+    weights = [node.inputs[place] for place in EXPERT_INPUTS]
+    if any(weight is None or weight.name not in plan for weight in weights):
+        return False  # Case 2
+    data, logits, first, first_bias, second, second_bias = (*node.inputs, None)[:6]
+    if first is None or second is None:
+        raise ValueError(f"{node.name}: expected weights of experts, got none")
+    scheme = plan[str(first.name)]
+    codes, scales, zeros = _codes(graph, first, scheme)
+    other_codes, other_scales, other_zeros = _codes(graph, second, scheme)
+    inputs = [data, logits, codes, scales, first_bias, other_codes, other_scales, second_bias]
+    if zeros is not None:
+        inputs += [None, None, None, zeros, other_zeros]
+    attributes = {**node.attributes, **_attributes(scheme, type_of(first))}
+    replace_node(graph, node, Insert(graph, node).QMoE(*inputs, domain=CONTRIB, **attributes))
+    for weight in (first, second):
+        if not weight.uses():
+            del graph.initializers[str(weight.name)]
+    return True
 
 
 def _attributes(scheme: Scheme, dtype: ir.DataType) -> dict[str, int]:

@@ -9,7 +9,7 @@ from collections.abc import Container
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass
+from ortolan.export.passes.nodes import CONTRIB, Insert, visit
 from ortolan.export.values import (
     add_constant,
     add_initializer,
@@ -25,7 +25,7 @@ _SMALLEST = 1e-30
 """Replaces the largest value of a row of zeros."""
 
 
-class QuantizeProducts(NodePass):
+def quantize_products(graph: ir.Graph, names: Container[str]) -> bool:
     """Replace FusedMatMul(x, w, transB=1) with a product of 8-bit integers.
 
         x ──▶ Abs ▶ ReduceMax ▶ Max ──▶ reach ──────────────┐
@@ -39,22 +39,16 @@ class QuantizeProducts(NodePass):
     Case 1: w is among the names: rewrite.
     Case 2: otherwise: keep.
     """
+    coded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
-    operators = ("FusedMatMul",)
-    writes_contrib = True
-
-    def __init__(self, names: Container[str]) -> None:
-        self.names = names
-        self._coded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+    def rewrite(graph: ir.Graph, node: ir.Node) -> bool:
         x, weight = node.inputs[:2]
         name = None if weight is None else weight.name
-        if x is None or weight is None or name is None or name not in self.names:
+        if x is None or weight is None or name is None or name not in names:
             return False  # Case 2
-        if x not in self._coded:
-            self._coded[x] = _codes(graph, node, x)
-        codes, reach = self._coded[x]
+        if x not in coded:
+            coded[x] = _codes(graph, node, x)
+        codes, reach = coded[x]
         rows, columns = static_shape(weight)
         step, middle = _grid(graph)
         channels = add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows))
@@ -73,6 +67,8 @@ class QuantizeProducts(NodePass):
         if not weight.uses():
             del graph.initializers[name]
         return True
+
+    return visit(graph, ("FusedMatMul",), rewrite, writes_contrib=True)
 
 
 def _codes(graph: ir.Graph, before: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import CONTRIB, Insert, NodePass, replace_node
+from ortolan.export.passes.nodes import CONTRIB, Insert, replace_node, visit
 from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, static_shape, type_of
 
@@ -42,7 +42,11 @@ _SUMMED = "ortolan.summed"
 never written to a file."""
 
 
-class QuantizeWeights(NodePass):
+def quantize_weights(
+    graph: ir.Graph,
+    plan: Mapping[str, Scheme],
+    form: Literal["fused", "portable", "web"] = "fused",
+) -> bool:
     """Give every reader of a low-bit weight codes, scales and any zero points.
 
     Case 1: FusedMatMul(x, w, transB=1) becomes MatMulNBits.
@@ -63,26 +67,21 @@ class QuantizeWeights(NodePass):
 
     A weight that loses its last reader is dropped.
     """
+    product = _product if form == "fused" else _portable_product
+    look_up = _portable_look_up if form == "portable" else _look_up
 
-    operators = ("FusedMatMul", "Gather")
-
-    def __init__(
-        self, plan: Mapping[str, Scheme], form: Literal["fused", "portable", "web"] = "fused"
-    ) -> None:
-        self.plan, self.writes_contrib = plan, form != "portable"
-        self._product = _product if form == "fused" else _portable_product
-        self._look_up = _portable_look_up if form == "portable" else _look_up
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        place, replace = (1, self._product) if node.op_type == "FusedMatMul" else (0, self._look_up)
+    def rewrite(graph: ir.Graph, node: ir.Node) -> bool:
+        place, replace = (1, product) if node.op_type == "FusedMatMul" else (0, look_up)
         weight = node.inputs[place]
         name = None if weight is None else weight.name
-        if weight is None or name is None or name not in self.plan:
+        if weight is None or name is None or name not in plan:
             return False  # Case 4
-        replace_node(graph, node, replace(graph, node, weight, self.plan[name]))
+        replace_node(graph, node, replace(graph, node, weight, plan[name]))
         if not weight.uses():
             del graph.initializers[name]
         return True
+
+    return visit(graph, ("FusedMatMul", "Gather"), rewrite, writes_contrib=form != "portable")
 
 
 def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:

@@ -24,7 +24,7 @@ Operands = dict[int, tuple[TokenMap, Reading]]
 """How the node's operands are computed, by input."""
 
 
-class RotaryIntoAttention(ir.passes.InPlacePass):
+def rotary_into_attention(graph: ir.Graph, positions: int) -> bool:
     """Move what lies between projections and GroupQueryAttention into the node.
 
         x -> Reshape -> Transpose -> Mul, Add, ... -> Transpose -> Reshape -> attention
@@ -37,55 +37,48 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
     Case 4: queries, keys and values are all the channels of one tensor: the node reads that.
     Case 5: otherwise, such as a rotation that the kernel does not have: keep.
     """
+    maps, rotations, changes = TokenMaps(graph), list[Rotation](), []
+    for node in graph:
+        if node.op_type == "GroupQueryAttention" and None not in node.inputs[:3]:
+            operands = _read(node, maps, rotations, positions)
+            if operands:
+                changes.append((node, operands))
+    for node, operands in changes:
+        _rewrite(graph, node, operands, rotations)
+    return bool(changes)
 
-    def __init__(self, positions: int) -> None:
-        self.positions = positions
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph, maps = model.graph, TokenMaps(model.graph)
-        rotations: list[Rotation] = []
-        changes = []
-        for node in graph:
-            if node.op_type == "GroupQueryAttention" and None not in node.inputs[:3]:
-                operands = self._read(node, maps, rotations)
-                if operands:
-                    changes.append((node, operands))
-        for node, operands in changes:
-            _rewrite(graph, node, operands, rotations)
-        return ir.passes.PassResult(model, modified=bool(changes))
-
-    def _read(self, node: ir.Node, maps: TokenMaps, rotations: list[Rotation]) -> Operands:
-        """The operands that the node can compute itself; a new rotation is noted."""
-        heads = [node.attributes.get_int(name) for name in ("num_heads", "kv_num_heads")]
-        operands: Operands = {}
-        # Keys first: the tables are read from them, because queries may be scaled.
-        for place, count in ((_KEY, heads[1]), (_QUERY, heads[0]), (_VALUE, heads[1])):
-            value = node.inputs[place]
-            vectors = None if value is None else maps.find(value)
-            if vectors is None:
-                continue
-            width = _width(node, place)
-            key = operands[_KEY][1].rotation if _KEY in operands else None
-            reading = read_map(
-                vectors,
-                width=width,
-                head_dim=width // count,
-                positions=self.positions,
-                # Queries most likely rotate like the keys that they meet.
-                candidates=rotations if key is None else [key, *rotations],
-                # Cached keys must keep their scale: other nodes may read them.
-                may_scale=place == _QUERY,
-            )
-            if reading is None or not _fits(reading, width // count):
-                continue
-            rotation = reading.rotation
-            if rotation is not None and not any(rotation is other for other in rotations):
-                rotations.append(rotation)
-            operands[place] = (vectors, reading)
-        agreeing = _agreeing(node, operands)
-        is_done = all(vectors.operators <= _OWN for vectors, _ in agreeing.values())
-        return {} if is_done else agreeing
+def _read(node: ir.Node, maps: TokenMaps, rotations: list[Rotation], positions: int) -> Operands:
+    """The operands that the node can compute itself; a new rotation is noted."""
+    heads = [node.attributes.get_int(name) for name in ("num_heads", "kv_num_heads")]
+    operands: Operands = {}
+    # Keys first: the tables are read from them, because queries may be scaled.
+    for place, count in ((_KEY, heads[1]), (_QUERY, heads[0]), (_VALUE, heads[1])):
+        value = node.inputs[place]
+        vectors = None if value is None else maps.find(value)
+        if vectors is None:
+            continue
+        width = _width(node, place)
+        key = operands[_KEY][1].rotation if _KEY in operands else None
+        reading = read_map(
+            vectors,
+            width=width,
+            head_dim=width // count,
+            positions=positions,
+            # Queries most likely rotate like the keys that they meet.
+            candidates=rotations if key is None else [key, *rotations],
+            # Cached keys must keep their scale: other nodes may read them.
+            may_scale=place == _QUERY,
+        )
+        if reading is None or not _fits(reading, width // count):
+            continue
+        rotation = reading.rotation
+        if rotation is not None and not any(rotation is other for other in rotations):
+            rotations.append(rotation)
+        operands[place] = (vectors, reading)
+    agreeing = _agreeing(node, operands)
+    is_done = all(vectors.operators <= _OWN for vectors, _ in agreeing.values())
+    return {} if is_done else agreeing
 
 
 def _fits(reading: Reading, head_dim: int) -> bool:

@@ -27,7 +27,7 @@ _SUM = 3
 """Output of a SkipSimplifiedLayerNormalization: the sum of its first two inputs."""
 
 
-class RotateStream:
+def rotate_stream(graph: ir.Graph, names: Container[str]) -> Mapping[str, str]:
     """Multiply the residual stream by an orthogonal matrix Q, which changes no output.
 
         embedding ▶ Q ─┬─▶ norm ▶ product ▶ ... ▶ product ▶ Add ─┬─▶ ... ─▶ norm ▶ Qᵀ ▶ gain ▶ head
@@ -37,48 +37,44 @@ class RotateStream:
     read the stream, and its inverse into those that add to it. A channel with outliers is spread
     over all of them, so that codes of 8 bits lose less (Ashkboos et al. 2024, "QuaRot"). Keys and
     values do not change.
+
+    Rewrites a graph with one residual stream that only norms read; returns the weights' new names.
     """
+    stream = _follow(graph, names)
+    if stream is None:
+        return {}
+    (entry,) = stream.entries
+    width = _width(entry)
+    _enter(graph, entry, width)
+    ones = add_constant(graph, f"ones_{width}", np.ones(width, np.float32))
+    renamed: dict[str, str] = {}
 
-    def __init__(self, names: Container[str]) -> None:
-        self.names = names
+    def fold(node: ir.Node, place: int, side: Side, gain: ir.Value | None = None) -> None:
+        weight = node.inputs[place]
+        if weight is None:
+            raise ValueError(f"{node.name}: this product has no weight")
+        new = derive_rotated(graph, weight, side, gain)
+        node.replace_input_with(place, new)
+        renamed[name_of(weight)] = name_of(new)
+        if not weight.uses():
+            del graph.initializers[name_of(weight)]
 
-    def __call__(self, graph: ir.Graph) -> Mapping[str, str]:
-        """Rewrite a graph in place, if it has one residual stream that only norms read."""
-        stream = _follow(graph, self.names)
-        if stream is None:
-            return {}
-        (entry,) = stream.entries
-        width = _width(entry)
-        _enter(graph, entry, width)
-        ones = add_constant(graph, f"ones_{width}", np.ones(width, np.float32))
-        renamed: dict[str, str] = {}
-
-        def fold(node: ir.Node, place: int, side: Side, gain: ir.Value | None = None) -> None:
-            weight = node.inputs[place]
-            if weight is None:
-                raise ValueError(f"{node.name}: this product has no weight")
-            new = derive_rotated(graph, weight, side, gain)
-            node.replace_input_with(place, new)
-            renamed[name_of(weight)] = name_of(new)
-            if not weight.uses():
-                del graph.initializers[name_of(weight)]
-
-        for norm in stream.norms:
-            place = _GAIN_AT[norm.op_type]
-            gain = norm.inputs[place]
-            norm.replace_input_with(place, ones)
-            if norm is stream.last:
-                _leave(graph, norm, gain, width)
-            else:
-                for product in norm.outputs[0].consumers():
-                    fold(product, 1, "inputs", gain)
-            if gain is not None and not gain.uses() and gain.is_initializer():
-                del graph.initializers[name_of(gain)]
-        for product in stream.products:
-            fold(product, 1, "outputs")
-        for bias in stream.biases:
-            fold(*bias, "outputs")
-        return renamed
+    for norm in stream.norms:
+        place = _GAIN_AT[norm.op_type]
+        gain = norm.inputs[place]
+        norm.replace_input_with(place, ones)
+        if norm is stream.last:
+            _leave(graph, norm, gain, width)
+        else:
+            for product in norm.outputs[0].consumers():
+                fold(product, 1, "inputs", gain)
+        if gain is not None and not gain.uses() and gain.is_initializer():
+            del graph.initializers[name_of(gain)]
+    for product in stream.products:
+        fold(product, 1, "outputs")
+    for bias in stream.biases:
+        fold(*bias, "outputs")
+    return renamed
 
 
 @dataclass

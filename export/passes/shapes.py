@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import onnx_ir as ir
 
-from ortolan.export.passes.nodes import Insert, axes_of, rule
+from ortolan.export.passes.nodes import GraphPass, Insert, axes_of, rule
 from ortolan.export.values import producer
 
 
@@ -51,7 +51,8 @@ def drop_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-class ShareShapes(ir.passes.InPlacePass):
+@GraphPass
+def share_shapes(graph: ir.Graph) -> bool:
     """Replace Shape nodes over axes of the same names and sizes with the first of them.
 
     The trace names every axis that varies, so equal names are equal sizes. Every layer then shares
@@ -60,22 +61,19 @@ class ShareShapes(ir.passes.InPlacePass):
     Case 1: every axis has a size or a name, and an earlier node reads the same: rewrite.
     Case 2: otherwise: keep.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        first: dict[tuple[str, ...], ir.Value] = {}
-        modified = False
-        for node in list(model.graph):
-            axes = _axes(node) if node.op_type == "Shape" else None
-            if axes is None:
-                continue  # Case 2
-            if axes not in first:
-                first[axes] = node.outputs[0]
-                continue
-            node.outputs[0].replace_all_uses_with(first[axes], replace_graph_outputs=True)
-            model.graph.remove(node, safe=True)
-            modified = True
-        return ir.passes.PassResult(model, modified)
+    first: dict[tuple[str, ...], ir.Value] = {}
+    modified = False
+    for node in list(graph):
+        axes = _axes(node) if node.op_type == "Shape" else None
+        if axes is None:
+            continue  # Case 2
+        if axes not in first:
+            first[axes] = node.outputs[0]
+            continue
+        node.outputs[0].replace_all_uses_with(first[axes], replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        modified = True
+    return modified
 
 
 def _axes(node: ir.Node) -> tuple[str, ...] | None:

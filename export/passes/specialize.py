@@ -8,12 +8,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortolan.export.errors import OptionError
-from ortolan.export.passes.both_ways import BothWays
-from ortolan.export.passes.plain_attention import PlainAttention
-from ortolan.export.passes.quantize_experts import QuantizeExperts
-from ortolan.export.passes.quantize_products import QuantizeProducts
-from ortolan.export.passes.quantize_weights import QuantizeWeights
-from ortolan.export.passes.rotate_stream import RotateStream
+from ortolan.export.passes.both_ways import see_both_ways
+from ortolan.export.passes.plain_attention import plain_attention
+from ortolan.export.passes.quantize_experts import quantize_experts
+from ortolan.export.passes.quantize_products import quantize_products
+from ortolan.export.passes.quantize_weights import quantize_weights
+from ortolan.export.passes.rotate_stream import rotate_stream
 from ortolan.export.passes.rules import plain_convolutions, plain_products
 from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
@@ -44,7 +44,7 @@ def specialize(
     models = list(graphs.values())
     _refuse_experts(models, plan)
     if BOTH_WAYS in graphs:
-        BothWays()(graphs[BOTH_WAYS])
+        see_both_ways(graphs[BOTH_WAYS].graph)
     if plan.options.attention == "portable":
         for model in models:
             plain_convolutions(model)
@@ -58,14 +58,14 @@ def specialize(
     if plan.options.attention == "portable":
         form = "portable"
     for model in models:
-        QuantizeWeights(schemes, form)(model)
-        QuantizeExperts(schemes)(model)
+        quantize_weights(model.graph, schemes, form)
+        quantize_experts(model.graph, schemes)
         if plan.is_for_webgpu:
-            PlainAttention("webgpu")(model)
+            plain_attention(model, "webgpu")
             plain_products(model)
             common.RemoveUnusedNodesPass()(model)  # weights that are read transposed now
         elif plan.device == "cuda" and plan.options.attention == "fused":
-            PlainAttention("cuda")(model)
+            plain_attention(model, "cuda")
     return Specialized(graphs=graphs, schemes=schemes, channels=channels)
 
 
@@ -82,13 +82,12 @@ def _quantize_products(
             "prefill_precision: the layers of this model have no products. Choose float."
         )
     if not has_encoder:
-        renamed = RotateStream(set(channels))(graphs[role].graph)
+        renamed = rotate_stream(graphs[role].graph, set(channels))
         channels = [renamed.get(name, name) for name in channels]
-    rewrite = QuantizeProducts(set(channels))
-    rewrite(graphs[role])
+    quantize_products(graphs[role].graph, set(channels))
     if has_encoder and MAPS_ROLE in graphs:
         # The maps have to be those that the encoder computes.
-        rewrite(graphs[MAPS_ROLE])
+        quantize_products(graphs[MAPS_ROLE].graph, set(channels))
     return channels
 
 

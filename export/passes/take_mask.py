@@ -17,7 +17,7 @@ MASK = "attention_mask"
 _END = np.iinfo(np.int64).max
 
 
-class TakeMask(ir.passes.InPlacePass):
+def take_mask(graph: ir.Graph) -> None:
     """Compute lengths and the last position of each row from an attention mask.
 
     The tokens of a row become adjacent at its start, where the cache expects them, so padding may
@@ -31,22 +31,17 @@ class TakeMask(ir.passes.InPlacePass):
     Case 1: the graph has the inputs of a decoder step: replace all but the ids.
     Case 2: otherwise: keep.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph = model.graph
-        inputs = {value.name: value for value in graph.inputs}
-        if not set(STEP_INPUTS) <= inputs.keys():
-            return ir.passes.PassResult(model, False)  # Case 2
-        mask = ir.val(MASK, ir.DataType.INT64, ["batch", "total"])
-        for name, value in zip(STEP_INPUTS[1:], _lengths(graph, inputs[IDS], mask), strict=True):
-            inputs[name].replace_all_uses_with(value)
-            graph.inputs.remove(inputs[name])
-        graph.inputs.insert(1, mask)
-        for output in graph.outputs:
-            if output.name == LOGITS and output.shape is not None:
-                output.shape = ir.Shape([output.shape[0], 1, output.shape[2]])
-        return ir.passes.PassResult(model, True)
+    inputs = {value.name: value for value in graph.inputs}
+    if not set(STEP_INPUTS) <= inputs.keys():
+        return  # Case 2
+    mask = ir.val(MASK, ir.DataType.INT64, ["batch", "total"])
+    for name, value in zip(STEP_INPUTS[1:], _lengths(graph, inputs[IDS], mask), strict=True):
+        inputs[name].replace_all_uses_with(value)
+        graph.inputs.remove(inputs[name])
+    graph.inputs.insert(1, mask)
+    for output in graph.outputs:
+        if output.name == LOGITS and output.shape is not None:
+            output.shape = ir.Shape([output.shape[0], 1, output.shape[2]])
 
 
 def _lengths(graph: ir.Graph, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ...]:

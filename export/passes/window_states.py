@@ -21,57 +21,45 @@ _LAST, _TOTAL, _POSITIONS, _BIAS = 5, 6, 9, 10
 """Places of the node's inputs."""
 
 
-class WindowStates(ir.passes.InPlacePass):
+def start_windows(graph: ir.Graph, states: Iterable[State]) -> None:
     """Count the tokens of some states from `window_starts` on.
 
     last      = seqlens_k - window_starts           (B,)
     total     = max(last) + 1                       ()
     positions = seqlens_k + 1 - S, ..., seqlens_k   (B, S), for the rotation
     """
-
-    def __init__(self, states: Iterable[State]) -> None:
-        self.states = tuple(states)
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph = model.graph
-        values = _values(graph)
-        nodes = {node for state in self.states for node in _readers(values, state)}
-        if nodes:
-            last, total, positions = _add_lengths(graph, values)
-            for node in nodes:
-                node.replace_input_with(_LAST, last)
-                node.replace_input_with(_TOTAL, total)
-                if node.attributes.get_int("do_rotary", 0):
-                    node.resize_inputs(max(len(node.inputs), _POSITIONS + 1))
-                    node.replace_input_with(_POSITIONS, positions)
-        return ir.passes.PassResult(model, modified=bool(nodes))
+    values = _values(graph)
+    nodes = {node for state in states for node in _readers(values, state)}
+    if nodes:
+        last, total, positions = _add_lengths(graph, values)
+        for node in nodes:
+            node.replace_input_with(_LAST, last)
+            node.replace_input_with(_TOTAL, total)
+            if node.attributes.get_int("do_rotary", 0):
+                node.resize_inputs(max(len(node.inputs), _POSITIONS + 1))
+                node.replace_input_with(_POSITIONS, positions)
 
 
-class WholeStates(ir.passes.InPlacePass):
-    """Undo `WindowStates`, for runtimes without an input for windows.
+def make_whole(model: ir.Model) -> None:
+    """Undo `start_windows`, for runtimes without an input for windows.
 
     Case 1: the graph has the input `window_starts`: its attention reads the lengths of rows again.
     Case 2: otherwise: keep.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph = model.graph
-        values = _values(graph)
-        starts = values.get(WINDOW_STARTS)
-        if starts is None:
-            return ir.passes.PassResult(model, modified=False)  # Case 2
-        windowed = {output for use in starts.uses() for output in use.node.outputs}
-        for node in graph:
-            if node.op_type == "GroupQueryAttention" and node.inputs[_LAST] in windowed:
-                node.replace_input_with(_LAST, values[STEP_INPUTS[1]])
-                node.replace_input_with(_TOTAL, values[STEP_INPUTS[2]])
-                if len(node.inputs) > _POSITIONS:
-                    node.replace_input_with(_POSITIONS, None)
-        common.RemoveUnusedNodesPass()(model)
-        graph.inputs.remove(starts)
-        return ir.passes.PassResult(model, modified=True)
+    graph = model.graph
+    values = _values(graph)
+    starts = values.get(WINDOW_STARTS)
+    if starts is None:
+        return  # Case 2
+    windowed = {output for use in starts.uses() for output in use.node.outputs}
+    for node in graph:
+        if node.op_type == "GroupQueryAttention" and node.inputs[_LAST] in windowed:
+            node.replace_input_with(_LAST, values[STEP_INPUTS[1]])
+            node.replace_input_with(_TOTAL, values[STEP_INPUTS[2]])
+            if len(node.inputs) > _POSITIONS:
+                node.replace_input_with(_POSITIONS, None)
+    common.RemoveUnusedNodesPass()(model)
+    graph.inputs.remove(starts)
 
 
 def windows_of(graph: ir.Graph, states: Iterable[State]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Cached, Exportable
-from ortolan.export.passes.quantize_cache import QuantizeCache, Turned, scale_name, turned_keys
+from ortolan.export.passes.quantize_cache import Turned, quantize_cache, scale_name, turned_keys
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import STEPPED
 from ortolan.runtime.bundle.manifest import State
@@ -51,7 +51,7 @@ def with_int8_cache(
     steps = [graph for role, graph in graphs.items() if role in STEPPED]
     turned = turned_keys(steps[0].graph, states)
     for graph in steps:
-        QuantizeCache(states)(graph)
+        quantize_cache(graph.graph, states)
     largest = _largest(model, model.cached, states, _few(texts, states), turned)
     scales = {
         scale_name(state): margin * _scale(reach)

@@ -3,8 +3,8 @@
 import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
-from ortolan.export.passes.fuse_gelu import FuseGelu
-from ortolan.export.passes.norms import FuseSkipNorm, fuse_norm
+from ortolan.export.passes.fuse_gelu import fuse_gelu
+from ortolan.export.passes.norms import fuse_norm, fuse_skip_norms
 from ortolan.export.passes.pack_projections import pack_projections
 from ortolan.export.passes.rules import fuse_linear, norm_before_transpose, transpose_weights
 
@@ -175,7 +175,7 @@ X = normal(2, 3, 8, seed=1).numpy()
 
 FUSIONS = {
     "FuseGelu": Pass(
-        make=FuseGelu,
+        make=lambda: fuse_gelu,
         rewritten={
             f"{name}, {last}": (gelu(formula, LASTS[last]), "Gelu")
             for name, formula in FORMULAS.items()
@@ -228,7 +228,7 @@ FUSIONS = {
         atol=5e-3,
     ),
     "FuseSkipNorm": Pass(
-        make=FuseSkipNorm,
+        make=lambda: fuse_skip_norms,
         rewritten={
             "a sum": (skip(), "SkipSimplifiedLayerNormalization"),
             "a sum that is an output": (

@@ -3,9 +3,9 @@
 import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
-from ortolan.export.passes.pick_early import PickEarly
+from ortolan.export.passes.pick_early import pick_early
 from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
-from ortolan.export.passes.shapes import ShareShapes, drop_reshapes
+from ortolan.export.passes.shapes import drop_reshapes, share_shapes
 
 RESHAPED = """
 g (float[batch, sequence, 8] x) => (float[OUT] y) <float[AXES] last MORE> {
@@ -129,7 +129,7 @@ SIMPLIFICATIONS = {
         feeds={"x": normal(2, 8, seed=1).numpy()},
     ),
     "PickEarly": Pass(
-        make=PickEarly,
+        make=lambda: pick_early,
         rewritten={
             "an activation": (picked("last = Relu (x)"), "GatherND Relu"),
             "a bias": (picked("last = Add (x, b)"), "GatherND Add"),
@@ -181,7 +181,7 @@ SIMPLIFICATIONS = {
         feeds={},
     ),
     "ShareShapes": Pass(
-        make=ShareShapes,
+        make=lambda: share_shapes,
         # The length, another length, both axes, a width that is known, no axes at all.
         rewritten={"equal names": (SHAPES, "Neg Shape Shape Shape Shape Shape Concat")},
         kept={

@@ -15,8 +15,8 @@ from tests.export import whole_attention_graphs as whole
 from tests.export.attention_graphs import CONVERSATIONS, SINKS, Kind, Run, graph, in_onnxruntime
 from tests.refusals import refusal
 
-from ortolan.export.passes.both_ways import BothWays
-from ortolan.export.passes.plain_attention import PlainAttention
+from ortolan.export.passes.both_ways import see_both_ways
+from ortolan.export.passes.plain_attention import plain_attention
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import Heads, cached_attention
 from ortolan.modeling.layers.scores import Relative
@@ -51,7 +51,7 @@ def is_unfit(kind: Any, device: str) -> bool:
 
 def plain(model: ModelProto, device: Any) -> ModelProto:
     converted = ir.from_proto(model)
-    PlainAttention(device)(converted)
+    plain_attention(converted, device)
     rewritten = ir.to_proto(converted)
     opsets = {entry.domain: entry for entry in rewritten.opset_import}
     assert opsets[""].version == 24
@@ -133,7 +133,7 @@ def test_tokens_of_a_call_see_each_other(name: str, before: int) -> None:
     whole = {"query": np.concatenate(parts, -1)}
     given = inputs | (dict(zip(names, parts, strict=True)) if kind.apart else whole)
     model = ir.from_proto(graph(kind))
-    assert BothWays()(model).modified
+    see_both_ways(model.graph)
     output = in_onnxruntime(ir.to_proto(model))(given)[0]
     wanted, _ = cached_attention(
         Heads(*map(torch.from_numpy, parts)),
@@ -151,7 +151,7 @@ def test_layers_with_equal_windows_share_a_bias() -> None:
     model = ir.from_proto(graph(KINDS["window"]))
     (node,) = model.graph
     model.graph.append(ir.node("GroupQueryAttention", node.inputs, node.attributes, num_outputs=3))
-    assert BothWays()(model).modified
+    see_both_ways(model.graph)
     first, second = (node for node in model.graph if node.op_type == "GroupQueryAttention")
     assert first.inputs[10] is second.inputs[10] is not None
 
@@ -179,4 +179,4 @@ REFUSED: dict[str, Callable[[], ir.Model]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_attention_cannot_see_all_new_tokens(name: str, snapshot: SnapshotAssertion) -> None:
-    assert refusal(lambda: BothWays()(REFUSED[name]())) == snapshot
+    assert refusal(lambda: see_both_ways(REFUSED[name]().graph)) == snapshot

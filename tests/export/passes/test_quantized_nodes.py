@@ -9,12 +9,13 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.export.passes.graphs import Array, assert_kept, normal, operators, parsed, rewritten, run
+from tests.export.passes.graphs import Array, normal, operators, parsed, rewritten, run
 
 from ortolan.export.errors import OptionError
-from ortolan.export.passes.quantize_cache import QuantizeCache, Turned
-from ortolan.export.passes.quantize_experts import QuantizeExperts
-from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS, QuantizeProducts
+from ortolan.export.passes.nodes import GraphPass
+from ortolan.export.passes.quantize_cache import Turned, quantize_cache
+from ortolan.export.passes.quantize_experts import quantize_experts
+from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS, quantize_products
 from ortolan.export.quantize import rtn
 from ortolan.export.quantize.blocks import dequantize, pack, pack_zeros
 from ortolan.export.quantize.channel import quantize_channels
@@ -47,7 +48,7 @@ def stored(**weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def quantized(x: Array) -> list[Array]:
     model = parsed(PRODUCTS, v=V, w=W)
-    QuantizeProducts({"v", "w"})(model)
+    quantize_products(model.graph, {"v", "w"})
     return run(model, stored(v=V, w=W), x=x)
 
 
@@ -60,7 +61,13 @@ def error(got: Array, x: Array, weight: torch.Tensor) -> Array:
 
 def test_products_of_one_input_share_its_codes() -> None:
     model = parsed(PRODUCTS, v=V, w=W)
-    rewritten(QuantizeProducts({"v", "w"}), model, stored(v=V, w=W), x=X, atol=0.6)
+    rewritten(
+        GraphPass(lambda graph: quantize_products(graph, {"v", "w"})),
+        model,
+        stored(v=V, w=W),
+        x=X,
+        atol=0.6,
+    )
     assert operators(model).count("QuantizeLinear") == 1
     assert operators(model).count("MatMulIntegerToFloat") == 2
     assert not {"v", "w"} & model.graph.initializers.keys()
@@ -98,7 +105,7 @@ def test_a_row_that_is_not_finite_stays_so() -> None:
 
 
 def test_other_products_stay() -> None:
-    assert_kept(QuantizeProducts({"u"}), parsed(PRODUCTS, v=V, w=W))
+    assert not quantize_products(parsed(PRODUCTS, v=V, w=W).graph, {"u"})
 
 
 EXPERTS, INNER, OUTER = 3, 64, 96
@@ -143,7 +150,7 @@ def test_a_rewritten_node_computes_with_the_values_of_its_codes(
     text = MIXTURE.replace("INPUTS", INPUTS[inputs])
     model = parsed(text, **MATRICES, **BIASES)
     (expected,) = run(model, values, **FEEDS)
-    QuantizeExperts(dict.fromkeys(MATRICES, scheme))(model)
+    quantize_experts(model.graph, dict.fromkeys(MATRICES, scheme))
     assert operators(model) == ["QMoE"]
     assert not {"up", "down"} & set(model.graph.initializers)
     # The kernel rounds activations to 8 bits.
@@ -153,7 +160,7 @@ def test_a_rewritten_node_computes_with_the_values_of_its_codes(
 
 def test_a_node_that_is_not_in_the_plan_stays() -> None:
     model = parsed(MIXTURE.replace("INPUTS", INPUTS["biased"]), **MATRICES, **BIASES)
-    assert_kept(QuantizeExperts({"other": Scheme(bits=4, group=32)}), model)
+    assert not quantize_experts(model.graph, {"other": Scheme(bits=4, group=32)})
 
 
 HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
@@ -252,7 +259,7 @@ def test_state_that_another_node_reads_is_refused() -> None:
     node.outputs[0].name = "present"
     graph = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
     with pytest.raises(OptionError, match=r"'0.key'.*TensorScatter"):
-        QuantizeCache([state])(ir.Model(graph, ir_version=10))
+        quantize_cache(graph, [state])
 
 
 # --- how far keys reach ---------------------------------------------------------------------------

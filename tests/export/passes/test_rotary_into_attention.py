@@ -11,8 +11,8 @@ from onnx_ir.passes import common
 from tests.export.passes.graphs import Array, run
 from torch import Tensor, nn
 
-from ortolan.export.passes.fold_constants import FoldConstants
-from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
+from ortolan.export.passes.fold_constants import fold_constants
+from ortolan.export.passes.rotary_into_attention import rotary_into_attention
 from ortolan.export.values import producer
 
 pytestmark = pytest.mark.slow
@@ -170,15 +170,15 @@ def traced() -> ir.Model:
         )
     assert program is not None
     model = program.model
-    FoldConstants({"frequencies": FREQUENCIES})(model)
+    fold_constants(model, {"frequencies": FREQUENCIES})
     return model
 
 
 @pytest.fixture(scope="module")
 def rewritten(traced: ir.Model) -> ir.Model:
     model = traced.clone()
-    assert RotaryIntoAttention(CONTEXT)(model).modified
-    assert not RotaryIntoAttention(CONTEXT)(model).modified
+    assert rotary_into_attention(model.graph, CONTEXT)
+    assert not rotary_into_attention(model.graph, CONTEXT)
     return common.RemoveUnusedNodesPass()(model).model
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.export.passes.graphs import normal, operators, parsed, run
 
-from ortolan.export.passes.rotate_stream import RotateStream
+from ortolan.export.passes.rotate_stream import rotate_stream
 
 WEIGHTS = {
     "table": normal(9, 12),
@@ -115,7 +115,7 @@ def logits(model: ir.Model) -> np.ndarray:
 def test_a_rotated_stream_computes_the_same() -> None:
     model = graph()
     before = logits(model)
-    renamed = RotateStream(NAMES)(model.graph)
+    renamed = rotate_stream(model.graph, NAMES)
     np.testing.assert_allclose(logits(model), before, rtol=0, atol=2e-5)
     assert renamed.keys() == NAMES | {"layers.0.bias"}
     assert all("rotated" in name for name in renamed.values())
@@ -123,13 +123,13 @@ def test_a_rotated_stream_computes_the_same() -> None:
     assert set(renamed.values()) | {"table", "head", "g2"} < set(model.graph.initializers)
     assert {"g0", "g1", *NAMES}.isdisjoint(model.graph.initializers)
     assert operators(model).count("MatMul") == 4
-    assert RotateStream(NAMES)(graph().graph) == renamed
+    assert rotate_stream(graph().graph, NAMES) == renamed
 
 
 def test_large_channels_of_the_stream_are_spread() -> None:
     model = graph()
     wide = WEIGHTS | {"table": WEIGHTS["table"] * torch.tensor([50.0, *[1.0] * 11])}
-    RotateStream(NAMES)(model.graph)
+    rotate_stream(model.graph, NAMES)
     norm = next(node for node in model.graph if node.op_type == "RMSNormalization")
     model.graph.outputs.append(norm.outputs[0])
     normed = run(model, wide, ids=IDS, picked=PICKED)[1]
@@ -140,5 +140,5 @@ def test_large_channels_of_the_stream_are_spread() -> None:
 def test_other_graphs_stay(case: str) -> None:
     model = graph(*KEPT[case])
     before = operators(model)
-    assert RotateStream(NAMES)(model.graph) == {}
+    assert rotate_stream(model.graph, NAMES) == {}
     assert operators(model) == before
