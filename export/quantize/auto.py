@@ -87,16 +87,9 @@ def choose(
     folder: Path,
     progress: Progress,
 ) -> Chosen:
-    """Choose a scheme for every weight.
+    """Choose a scheme for every weight, within the limit of a plan's `auto`.
 
-    Args:
-        models: tidied graphs.
-        model: source of their weights.
-        plan: with an `auto`, which has the limit, and the settings with the fewest bytes.
-        inputs: to calibrate on.
-        judging: other inputs, which judge the bundle.
-        folder: for temporary files.
-        progress: called in every step.
+    `judging` are the inputs that judge the bundle; `folder` is for temporary files.
     """
     auto, quantization = plan.auto, plan.quantization
     if auto is None or quantization is None:

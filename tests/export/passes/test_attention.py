@@ -113,7 +113,8 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("before", [0, 1, BEFORE])
-def test_tokens_of_a_call_see_each_other(name: str, before: int) -> None:
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_tokens_of_a_call_see_each_other(name: str, before: int, device: str) -> None:
     kind, random = KINDS[name], np.random.default_rng(0)
     widths, total = kind.widths, before + NEW
     parts = [
@@ -132,9 +133,10 @@ def test_tokens_of_a_call_see_each_other(name: str, before: int) -> None:
     names = ("query", "key", "value")
     whole = {"query": np.concatenate(parts, -1)}
     given = inputs | (dict(zip(names, parts, strict=True)) if kind.apart else whole)
-    model = ir.from_proto(graph(kind))
+    model = ir.from_proto(cached.graph(kind))
     see_both_ways(model.graph)
-    output = in_onnxruntime(ir.to_proto(model))(given)[0]
+    graph = ir.to_proto(model) if device == "cpu" else plain(ir.to_proto(model), device)
+    output = in_onnxruntime(graph)(given)[0]
     wanted, _ = cached_attention(
         Heads(*map(torch.from_numpy, parts)),
         LayerCache(*map(torch.from_numpy, cache)),
