@@ -3,8 +3,8 @@
 Scores and weights are float32, whatever the type of the model is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -20,18 +20,6 @@ from ortolan.export.passes.standard_attention import (
     padded,
 )
 from ortolan.export.values import replace_value, static_shape, type_of
-
-
-class _Kernels(NamedTuple):
-    """Kernels for attention of a device.
-
-    Attributes:
-        without: operators that have none.
-        unfit: whether the kernel of GroupQueryAttention refuses or miscalculates a node.
-    """
-
-    without: tuple[str, ...]
-    unfit: Callable[[ir.Node], bool]
 
 
 def _unfit_for_webgpu(node: ir.Node) -> bool:
@@ -50,10 +38,11 @@ def _unfit_for_cuda(node: ir.Node) -> bool:
     return len(node.outputs) < len(OUTPUTS) or bias is not None or sinks is not None
 
 
-_KERNELS: Mapping[str, _Kernels] = {
-    "cuda": _Kernels((), _unfit_for_cuda),
-    "webgpu": _Kernels(("Attention", "TensorScatter"), _unfit_for_webgpu),
-}
+_UNFIT = {"cuda": _unfit_for_cuda, "webgpu": _unfit_for_webgpu}
+"""Whether the kernel of GroupQueryAttention refuses or miscalculates a node, by device."""
+
+_WITHOUT: Mapping[str, tuple[str, ...]] = {"cuda": (), "webgpu": ("Attention", "TensorScatter")}
+"""Operators that have no kernel, by device."""
 
 
 def plain_attention(model: ir.Model, device: Literal["cuda", "webgpu"]) -> None:
@@ -64,15 +53,15 @@ def plain_attention(model: ir.Model, device: Literal["cuda", "webgpu"]) -> None:
     Case 3: TensorScatter along the second-last axis, on WebGPU: becomes ScatterND.
     Case 4: otherwise: keep.
     """
-    kernels = _KERNELS[device]
+    unfit, without = _UNFIT[device], _WITHOUT[device]
 
     def rewrite(graph: ir.Graph, node: ir.Node) -> bool:
-        plain = _Plain(Insert(graph, node), node, kernels.without)
+        plain = _Plain(Insert(graph, node), node, without)
         if node.op_type == "Attention":
             return _rewrite_attention(graph, node, plain)
         if node.op_type == "TensorScatter":
             return _rewrite_scatter(graph, node, plain)
-        if not kernels.unfit(node):
+        if not unfit(node):
             return False  # Case 4
         output, *presents = plain.outputs(node.inputs)
         for old, present in zip(node.outputs[1:], presents, strict=False):
@@ -80,7 +69,7 @@ def plain_attention(model: ir.Model, device: Literal["cuda", "webgpu"]) -> None:
         replace_node(graph, node, output)
         return True
 
-    if visit(model.graph, ("GroupQueryAttention", *kernels.without), rewrite):
+    if visit(model.graph, ("GroupQueryAttention", *without), rewrite):
         # All layers read the same masks and positions.
         for tidy in (share_shapes, common.CommonSubexpressionEliminationPass()):
             tidy(model)

@@ -174,7 +174,7 @@ BIASED = " ".join(f"{project(p, f'{p}0')} {p} = Add ({p}0, b{p})" for p in "qkv"
 X = normal(2, 3, 8, seed=1).numpy()
 
 FUSIONS = {
-    "FuseGelu": Pass(
+    "fuse_gelu": Pass(
         make=lambda: fuse_gelu,
         rewritten={
             f"{name}, {last}": (gelu(formula, LASTS[last]), "Gelu")
@@ -191,7 +191,7 @@ FUSIONS = {
         feeds={"x": normal(5, 16, seed=1).numpy() * 3},
         atol=2e-6,
     ),
-    "FuseNorm": Pass(
+    "fuse_norm": Pass(
         make=lambda: fuse_norm,
         rewritten={
             **{
@@ -216,7 +216,7 @@ FUSIONS = {
         weights={"w": normal(8)},
         feeds={"x": X, "z": X},
     ),
-    "FuseNorm in float16": Pass(
+    "fuse_norm in float16": Pass(
         make=lambda: fuse_norm,
         rewritten={
             "a cast before the weight": (HALF, "RMSNormalization"),
@@ -227,7 +227,7 @@ FUSIONS = {
         feeds={"z": X.astype(np.float16)},
         atol=5e-3,
     ),
-    "FuseSkipNorm": Pass(
+    "fuse_skip_norms": Pass(
         make=lambda: fuse_skip_norms,
         rewritten={
             "a sum": (skip(), "SkipSimplifiedLayerNormalization"),
@@ -309,7 +309,7 @@ FUSIONS = {
         weights={"w": normal(4, 6), "t": normal(6, 4, seed=3), "b": normal(6, seed=2)},
         feeds={"v": normal(2, 3, 4, seed=1).numpy(), "x": normal(3, 4, seed=1).numpy()},
     ),
-    "PackProjections": Pass(
+    "pack_projections": Pass(
         make=lambda: pack_projections,
         rewritten={
             "three products": (

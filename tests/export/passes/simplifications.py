@@ -76,7 +76,7 @@ g (float[batch, length, 3] a, int64[batch, length] b, float[batch, other] c, flo
 X = normal(2, 5, 4, seed=1).numpy()
 
 SIMPLIFICATIONS = {
-    "DropReshapes": Pass(
+    "drop_reshapes": Pass(
         make=lambda: drop_reshapes,
         rewritten={
             "there and back": (
@@ -128,7 +128,7 @@ SIMPLIFICATIONS = {
         weights={"w": normal(8)},
         feeds={"x": normal(2, 8, seed=1).numpy()},
     ),
-    "PickEarly": Pass(
+    "pick_early": Pass(
         make=lambda: pick_early,
         rewritten={
             "an activation": (picked("last = Relu (x)"), "GatherND Relu"),
@@ -180,7 +180,7 @@ SIMPLIFICATIONS = {
         weights={},
         feeds={},
     ),
-    "ShareShapes": Pass(
+    "share_shapes": Pass(
         make=lambda: share_shapes,
         # The length, another length, both axes, a width that is known, no axes at all.
         rewritten={"equal names": (SHAPES, "Neg Shape Shape Shape Shape Shape Concat")},
