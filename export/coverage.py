@@ -23,9 +23,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Measurements of one model type through one path.
 
     Attributes:
-        model_type: in config.json.
-        way: `family` for a family of `ortolan.modeling`, or `transformers`.
-        kind: of bundle.
         error: largest difference from transformers in fp32, relative to its largest output; None
             without a bundle.
         tokens_equal: whether greedy generation returns the same tokens as transformers; None for
@@ -47,11 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All rows, sorted by model type and way.
-
-    Attributes:
-        transformers: version of the reference.
-    """
+    """All rows, sorted by model type and way, and the version of transformers they compare with."""
 
     transformers: str
     rows: tuple[Row, ...]

@@ -45,13 +45,7 @@ class Recipe(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A weight of the source that provides rows of a derived one.
-
-    Attributes:
-        name: of the source's weight.
-        rows: number of rows that it provides, after those of the previous leaf.
-        transposed: the rows are its columns.
-    """
+    """A weight whose rows, or columns if transposed, are the next rows of a derived one."""
 
     name: str
     rows: int

@@ -44,13 +44,7 @@ CACHE_SEQUENCES = 32
 
 
 class EffortSettings(NamedTuple):
-    """What an effort stands for.
-
-    Attributes:
-        method: how codes are found.
-        sequences: inputs to calibrate on.
-        is_guided: whether gradients weigh the tokens (`quantize.guide`).
-    """
+    """What an effort stands for; gradients weigh the tokens where it is guided."""
 
     method: Method
     sequences: int
@@ -81,13 +75,11 @@ class Quantization:
     Attributes:
         scheme: format of the products in blocks.
         head: format of the head and the embedding, which may share a table.
-        method: how codes are found.
         options: of the command line that chose another method than calibration.
         narrow_group: group size of block rows shorter than `schemes.NARROW`; None for that of
             `scheme`.
         shrink_groups: use smaller groups where the last one of a row would be mostly padding.
         exclude: patterns of weights that stay floats (`fnmatch`).
-        calibration_sequences: see `Int8`.
         is_guided: whether gradients weigh the tokens of calibration inputs (`quantize.guide`).
         reuse_head_bits: largest width in which codes of a stored head are reused.
         reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`

@@ -16,7 +16,6 @@ class Scheme:
     """The format of a low-bit weight.
 
     Attributes:
-        bits: width of a code.
         group: inputs that share a scale.
         symmetric: every zero point is `middle`, so none is stored.
         minimums: each group has an offset; only codes copied from a checkpoint have some.

@@ -68,9 +68,6 @@ class Plan:
     """Everything that was decided about an export before it starts.
 
     Attributes:
-        kind: of model, as in the manifest.
-        device: what the graphs are made for.
-        precision: of the weights.
         quantization: how weights become integers; None where they stay floats.
         options: as passed by the user.
         auto: how bits are chosen; None where they are fixed.

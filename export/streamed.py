@@ -50,7 +50,6 @@ class Product:
     """A product that inputs wait at.
 
     Attributes:
-        name: of its weight.
         inputs: what enters it, `(..., K)` per waiting input.
         indices: the waiting inputs, by their place in the run.
     """
@@ -62,12 +61,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of the call for one input.
-
-    Attributes:
-        index: of the input.
-        value: the result.
-    """
+    """The result of the call for the input at a place of the run."""
 
     index: int
     value: Any

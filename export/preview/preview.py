@@ -33,12 +33,7 @@ LOSSES = {
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoder or a head that becomes a bundle in the bundle.
-
-    Attributes:
-        layers: number of layers of each stack, by its name.
-        width: of the vectors between layers.
-    """
+    """An encoder or a head that becomes a bundle in the bundle; see `Preview`."""
 
     layers: dict[str, int]
     width: int | None
@@ -51,13 +46,11 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         way: see `ortolan.export.coverage.Row`.
         measured: test results of this model type, if any.
-        kind: of bundle.
         layers: number of layers of each stack, by its name.
         width: of the vectors between layers.
         parts: encoders of images, sounds or texts, by the folder of the bundle that they become.
         weight_bytes: size of the checkpoint's weight files.
         cache_bytes_per_token: size of the KV cache in fp32.
-        precisions: cost of each precision.
         default: the precision of an export unless one is chosen.
         unknown_keys: config keys that make an export fail unless they are accepted by name.
         ignored_keys: config keys without an effect on the outputs.

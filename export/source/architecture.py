@@ -18,7 +18,6 @@ class Task:
     Attributes:
         meaning: completes "it is ...".
         kinds: configs of models with such a head.
-        remedy: what to do instead.
     """
 
     meaning: str
