@@ -40,7 +40,9 @@ def assign_schemes(
     Codes that the checkpoint stores keep their scheme, if the options reuse them.
     """
     models = list(models)
-    of_cells = {name for model in models for name in _of_cells(model.graph)}
+    cells = [node for model in models for node in model.graph if node.op_type in CELLS]
+    # Followed back through nodes that reorder their rows.
+    of_cells = {value.name for node in cells for value in _origins(node.inputs[1:3])}
     matrices = {
         name: shape
         for model in models
@@ -175,7 +177,8 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
 
     Without routers and products of a single row, in which errors cost much and bits little.
     """
-    routers = _routers(graph)
+    logits = [node.inputs[1] for node in graph if node.op_type == "MoE"]
+    routers = {value.producer() for value in _origins(logits, "FusedMatMul")}
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
         if weight is not None and weight.name and node not in routers:
@@ -191,18 +194,6 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield table.name, static_shape(table)
 
 
-def _of_cells(graph: ir.Graph) -> Iterator[str]:
-    """Weights of recurrent operators, followed back through nodes that reorder their rows."""
-    ahead = [value for node in graph if node.op_type in CELLS for value in node.inputs[1:3]]
-    while ahead:
-        value = ahead.pop()
-        node = None if value is None else value.producer()
-        if node is not None:
-            ahead += node.inputs
-        elif value is not None and value.name:
-            yield value.name
-
-
 def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
     """Names and row lengths of the two expert weights of every layer."""
     for node in graph:
@@ -213,19 +204,16 @@ def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]
                 yield (first.name, second.name), widths
 
 
-def _routers(graph: ir.Graph) -> set[ir.Node]:
-    """Products that compute the logits of experts, directly before the MoE node."""
-    routers: set[ir.Node] = set()
-    seen: set[ir.Node] = set()
-    ahead = [node.inputs[1] for node in graph if node.op_type == "MoE"]
+def _origins(values: Iterable[ir.Value | None], *operators: str) -> Iterator[ir.Value]:
+    """What values are computed from: outputs of some operators, or of no node at all."""
+    ahead, seen = list(values), set[ir.Value]()
     while ahead:
         value = ahead.pop()
-        node = None if value is None else value.producer()
-        if node is None or node in seen:
+        if value is None or value in seen:
             continue
-        seen.add(node)
-        if node.op_type == "FusedMatMul":
-            routers.add(node)
+        seen.add(value)
+        node = value.producer()
+        if node is None or node.op_type in operators:
+            yield value
         else:
             ahead += node.inputs
-    return routers
