@@ -93,7 +93,7 @@ def _signature(config: ModelConfig) -> Signature:
 
 def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
     """Names of the maps of attention, or of the heads of a memory, if there are any."""
-    if config.attention is not None:
+    if config.attention_size is not None:
         return ("decoder.0.self",)
     return () if config.memory is None else ("decoder.0.read", "decoder.0.write")
 
@@ -112,7 +112,7 @@ def trace_recurrent_maps(
     """
     with FakeTensorMode():
         model = model_in(config, dtype)
-        if config.attention is not None:
+        if config.attention_size is not None:
             ids = GraphInput(IDS, torch.zeros(1, 3, dtype=torch.int64), {1: "sequence"})
             whole = Signature([ids], recurrent_map_names(config))
             return trace_entry(_Maps(model), whole, model.tied)

@@ -74,7 +74,6 @@ from ortolan.modeling.config.positions import (
     YarnScaling as YarnScaling,
 )
 from ortolan.modeling.config.recurrent import (
-    AdditiveAttentionConfig as AdditiveAttentionConfig,
     CellKind as CellKind,
     MemoryConfig as MemoryConfig,
     RecurrentConfig as RecurrentConfig,

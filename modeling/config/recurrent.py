@@ -10,17 +10,6 @@ CellKind = Literal["rnn", "gru", "lstm", "feed_forward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdditiveAttentionConfig(Config):
-    """Attention of each state to all states so far, including itself.
-
-    The score of two states is `v . tanh(W query + U key)` (Bahdanau et al. 2015), where `v` has
-    `width` channels.
-    """
-
-    width: Size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(Config):
     """The memory of a Neural Turing Machine (Graves et al. 2014), and its heads."""
 
@@ -56,7 +45,8 @@ class RecurrentConfig(ModelConfig):
         hidden_size: channels of the embedding and of every cell.
         context_length: most tokens of a sequence; only attention needs room for them.
         cell: kind of every cell; `feed_forward` remembers nothing, and needs a memory.
-        attention: to the states of the last layer so far.
+        attention_size: channels of `v` in the scores `v . tanh(W query + U key)` of attention to
+            the states of the last layer so far (Bahdanau et al. 2015); None without attention.
         tied_head: the head is the embedding's table.
     """
 
@@ -65,12 +55,12 @@ class RecurrentConfig(ModelConfig):
     context_length: Size
     cell: CellKind
     num_layers: Size = 1
-    attention: AdditiveAttentionConfig | None = None
+    attention_size: Size | None = None
     memory: MemoryConfig | None = None
     tied_head: bool = False
 
     def _check(self) -> None:
-        if self.attention is not None and self.memory is not None:
+        if self.attention_size is not None and self.memory is not None:
             raise ConfigError(
                 "recurrent: attention and memory exclude each other. Leave one of them out."
             )

@@ -7,7 +7,7 @@
 
 from typing import cast, get_args
 
-from ortolan.modeling.config import AdditiveAttentionConfig, CellKind, MemoryConfig, RecurrentConfig
+from ortolan.modeling.config import CellKind, MemoryConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -39,7 +39,6 @@ def _config(hf: ConfigReader) -> RecurrentConfig:
             f"{hf.name}: cell must be one of {', '.join(get_args(CellKind))} (got {cell!r:.80}). "
             "Correct it."
         )
-    score_width = hf.size("attention_size", None)
     return RecurrentConfig(
         **hf.model_fields(),
         hidden_size=hf.size("hidden_size"),
@@ -47,7 +46,7 @@ def _config(hf: ConfigReader) -> RecurrentConfig:
         context_length=hf.size("max_position_embeddings"),
         cell=cast(CellKind, cell),
         num_layers=hf.size("num_hidden_layers", 1, most=MAX_LAYERS),
-        attention=AdditiveAttentionConfig(width=score_width) if score_width else None,
+        attention_size=hf.size("attention_size", None),
         memory=_memory(hf),
         tied_head=hf.get("tie_word_embeddings", bool, False),
     )
@@ -67,8 +66,8 @@ def _hf_config(config: RecurrentConfig) -> dict[str, object]:
         "eos_token_id": list(config.eos_token_ids) or None,
         "pad_token_id": config.pad_token_id,
     }
-    if config.attention is not None:
-        values["attention_size"] = config.attention.width
+    if config.attention_size is not None:
+        values["attention_size"] = config.attention_size
     if memory is not None:
         values |= {
             "memory_slots": memory.slots,

@@ -6,17 +6,15 @@ Shape letters: B batch, S new tokens, T tokens attended to, H state width, A sco
 import torch
 from torch import Tensor, nn
 
-from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
-
 
 class AdditiveAttention(nn.Module):
-    """Attention with scores `v . tanh(W query + U state)`."""
+    """Attention with scores `v . tanh(W query + U state)`, where `v` has `size` channels."""
 
-    def __init__(self, config: AdditiveAttentionConfig, width: int) -> None:
+    def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        self.query = nn.Linear(width, config.width, bias=False)
-        self.key = nn.Linear(width, config.width)
-        self.score = nn.Linear(config.width, 1, bias=False)
+        self.query = nn.Linear(width, size, bias=False)
+        self.key = nn.Linear(width, size)
+        self.score = nn.Linear(size, 1, bias=False)
 
     def forward(
         self, x_BSH: Tensor, keys_BTA: Tensor, values_BTH: Tensor, mask_BST: Tensor

@@ -46,11 +46,12 @@ class RecurrentModel(TransformerModel):
         self.config = config
         width = config.hidden_size
         read = 0 if config.memory is None else config.memory.read_width
-        seen = width if config.attention else read
+        seen = width if config.attention_size else read
         self.embedding = nn.Embedding(config.vocab_size, width)
         inputs = (width + read, *[width] * (config.num_layers - 1))
         self.cells = nn.ModuleList(cell_of(config.cell, size, width) for size in inputs)
-        self.attention = AdditiveAttention(config.attention, width) if config.attention else None
+        size = config.attention_size
+        self.attention = AdditiveAttention(size, width) if size else None
         self.memory = Memory(config.memory, width) if config.memory else None
         self.join = nn.Linear(width + seen, width) if seen else None
         self.head = None if config.tied_head else nn.Linear(width, config.vocab_size, bias=False)

@@ -21,7 +21,6 @@ from torch import nn
 from ortolan.export.options import ExportOptions
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import (
-    AdditiveAttentionConfig,
     BlockConfig,
     ClassifierHead,
     EmbeddingHead,
@@ -173,7 +172,7 @@ MEMORY = MemoryConfig(slots=9, width=8, read_heads=2)
 RECURRENT = {
     "rnn": replace(_PLAIN, cell="rnn", tied_head=True),
     "lstm": _PLAIN,
-    "attentive": replace(_PLAIN, cell="gru", attention=AdditiveAttentionConfig(width=12)),
+    "attentive": replace(_PLAIN, cell="gru", attention_size=12),
     "machine": replace(_PLAIN, num_layers=1, memory=MEMORY),
     "feed-forward machine": replace(_PLAIN, cell="feed_forward", num_layers=1, memory=MEMORY),
 }

@@ -21,7 +21,6 @@ from tests.tiny.numbers import assert_close
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4, Int8
-from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +146,7 @@ def mixture(folder: Path) -> Path:
 
 
 def with_maps(_: Path) -> Any:
-    return models.recurrent(cell="lstm", attention=AdditiveAttentionConfig(width=8))
+    return models.recurrent(cell="lstm", attention_size=8)
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {

@@ -31,7 +31,6 @@ from tests.modeling.models.test_recurrent import PLAIN as RECURRENT
 from tests.refusals import refusal
 
 from ortolan.modeling.config import (
-    AdditiveAttentionConfig,
     AlibiPositions,
     BlockConfig,
     ClassifierHead,
@@ -179,10 +178,9 @@ CASES: dict[str, Call] = {
     "a feed-forward network without a memory": changed(RECURRENT, cell="feed_forward"),
     "no recurrent layers": changed(RECURRENT, num_layers=0),
     "attention and a memory": changed(
-        RECURRENT, attention=AdditiveAttentionConfig(width=2), memory=MemoryConfig(slots=5, width=3)
+        RECURRENT, attention_size=2, memory=MemoryConfig(slots=5, width=3)
     ),
     "shifts beyond the memory": lambda: MemoryConfig(slots=4, width=3, shift_range=2),
-    "no width of attention": lambda: AdditiveAttentionConfig(width=0),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig
+from ortolan.modeling.config import MemoryConfig
 from ortolan.modeling.layers.additive_attention import AdditiveAttention
 from ortolan.modeling.layers.memory import Memory, MemoryState
 
@@ -129,7 +129,7 @@ def test_an_untrained_head_writes_to_consecutive_slots() -> None:
 def test_additive_attention_equals_the_paper() -> None:
     length = 5
     torch.manual_seed(0)
-    layer = AdditiveAttention(AdditiveAttentionConfig(width=3), H)
+    layer = AdditiveAttention(3, H)
     states = torch.randn(B, length, H)
     mask = torch.ones(1, length, length, dtype=torch.bool).tril()
     with torch.no_grad():

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ortolan.modeling import load, read_config, save
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import (
-    AdditiveAttentionConfig,
     MemoryConfig,
     ModelConfig,
     RecurrentConfig,
@@ -49,7 +48,7 @@ CONFIGS = {
     "rnn": replace(PLAIN, cell="rnn", tied_head=True),
     "gru": replace(PLAIN, cell="gru"),
     "lstm": PLAIN,
-    "attentive": replace(PLAIN, attention=AdditiveAttentionConfig(width=6)),
+    "attentive": replace(PLAIN, attention_size=6),
     "machine": replace(PLAIN, memory=MACHINE),
     "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MACHINE),
 }
