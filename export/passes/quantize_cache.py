@@ -28,11 +28,9 @@ _BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Channels of cached keys that were rotated by their positions.
+    """Number of channels of cached keys, from the first, that were rotated by their positions.
 
-    Attributes:
-        channels: number of rotated channels, from the first.
-        interleaved: whether neighbors are a pair; else the two halves of `channels` are paired.
+    Neighbors are a pair if they are interleaved; else the two halves are paired.
     """
 
     channels: int

@@ -22,12 +22,9 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rotation:
-    """A rotation of pairs of channels by position.
+    """A rotation of pairs of channels by position, by tables `(P, R / 2)`.
 
-    Attributes:
-        cos: float32 `(P, R / 2)`.
-        sin: float32 `(P, R / 2)`.
-        interleaved: whether neighbors are a pair; else the halves of R are paired.
+    Neighbors are a pair if it is interleaved; else the halves of R are paired.
     """
 
     cos: Array
@@ -51,12 +48,9 @@ class Rotation:
 
 
 class Reading(NamedTuple):
-    """The rotation that a map computes: `scale * rotation(x[..., first : first + N])`.
+    """What a map computes: `scale * rotation(x[..., first : first + N])`.
 
-    Attributes:
-        first: first of the input channels that it selects.
-        scale: a factor of all of them.
-        rotation: None if positions do not matter.
+    The rotation is None if positions do not matter.
     """
 
     first: int

@@ -24,12 +24,9 @@ from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, KINDS, MAPS_ROLE, P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specialized:
-    """Graphs as they will be written, and the weights that they read as codes.
+    """Graphs as they will be written, by role, and the weights that they read as codes.
 
-    Attributes:
-        graphs: by role.
-        schemes: of the low-bit weights.
-        channels: names of the weights in integer products.
+    `channels` are those in integer products.
     """
 
     graphs: Mapping[str, ir.Model]

@@ -39,15 +39,8 @@ _NARROW = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 class TokenMap:
     """A part of a graph that maps vectors of W channels to vectors of N, each token on its own.
 
-    It is linear, and depends at most on a token's position.
-
-    Attributes:
-        start: the input, `(B, S, ...)`.
-        axes: axes of the input.
-        width: W.
-        operators: operators of its nodes.
-        session: computes it.
-        sizes: the axes whose sizes the session takes, by input name.
+    It is linear, and depends at most on a token's position. Its input is `start`, `(B, S, ...)`;
+    the session also takes the sizes of axes.
     """
 
     start: ir.Value
