@@ -31,6 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.modeling import load, read_config
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.checkpoint.gguf.blocks import (
     CODE_FORMATS,
     block_format,
@@ -119,6 +120,19 @@ def test_codes_equal_what_the_library_dequantizes(kind: str) -> None:
     values = steps * codes.scales[..., None] + codes.minimums[..., None]
     expected = torch.from_numpy(gguf.quants.dequantize(rows, number))
     torch.testing.assert_close(values.flatten(1), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_codes_of_a_layer_that_is_published_transposed_are_those_of_its_weight(
+    tmp_path: Path,
+) -> None:
+    _, file = written("gpt2", tmp_path, kinds={"blk.1.attn_qkv.weight": "Q8_0"})
+    weights, name = open_weights(file, read_config(file)), "blocks.1.attention.qkv.weight"
+    codes = weights.codes(name)
+    assert codes is not None
+    assert codes.format == CODE_FORMATS["Q8_0"]
+    values, scales, zeros, _ = codes.rows(5, 90)
+    rows = (values.float() - zeros.float()) * scales  # one group of 32
+    torch.testing.assert_close(rows, weights.rows(name, 5, 90))
 
 
 def test_stacked_experts_are_read_one_by_one(tmp_path: Path) -> None:
