@@ -17,9 +17,7 @@ from torch import Tensor
 
 from ortolan.modeling.checkpoint.adapter_config import CONFIG, MERGE, read_adapter_config
 from ortolan.modeling.checkpoint.file_tensors import FileTensors
-from ortolan.modeling.checkpoint.packed.unpacked import unpacked
-from ortolan.modeling.checkpoint.pickles import read_pickles
-from ortolan.modeling.checkpoint.safetensors import read_safetensors
+from ortolan.modeling.checkpoint.packed.unpacked import open_files
 from ortolan.modeling.checkpoint.text_tower import text_name
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families import FAMILIES
@@ -222,10 +220,7 @@ def _tensors(folder: Path) -> FileTensors:
         raise CheckpointError(
             f"{folder}: the adapter has no {WEIGHTS[0]}. The download is incomplete."
         )
-    file = weights[0]
-    return unpacked(
-        read_safetensors([file]) if file.suffix == ".safetensors" else read_pickles([file])
-    )
+    return open_files(weights[:1])
 
 
 def _placed(

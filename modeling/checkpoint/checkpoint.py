@@ -24,11 +24,9 @@ from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.modeling.checkpoint.gguf.tensors import read_tensors
 from ortolan.modeling.checkpoint.json_file import read_json
 from ortolan.modeling.checkpoint.media_tower import media_tower
-from ortolan.modeling.checkpoint.packed.unpacked import unpacked
-from ortolan.modeling.checkpoint.pickles import read_pickles
-from ortolan.modeling.checkpoint.safetensors import read_safetensors
+from ortolan.modeling.checkpoint.packed.unpacked import open_files
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
-from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
+from ortolan.modeling.checkpoint.shards import weight_files
 from ortolan.modeling.checkpoint.text_tower import (
     OF_MEDIA,
     text_tensors,
@@ -233,9 +231,7 @@ def _open_gguf(file: Path) -> Checkpoint:
 
 def open_tensors(folder: Path, quantization: dict[str, object] | None = None) -> FileTensors:
     """Open the weight files of a folder."""
-    files = weight_files(folder)
-    is_safe = files[0].suffix == Path(SAFETENSORS).suffix
-    return unpacked(read_safetensors(files) if is_safe else read_pickles(files), quantization)
+    return open_files(weight_files(folder), quantization)
 
 
 def _snapshot(path: Path) -> Path:

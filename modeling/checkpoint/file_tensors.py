@@ -1,9 +1,11 @@
 """The published tensors that files hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ortolan.modeling.checkpoint.wrappers import unwrapped
+from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.lazy_tensor import LazyTensor
 
 
@@ -26,3 +28,19 @@ class FileTensors:
         """Those of one part of a model, under the names that they have there."""
         names = {rename(name): tensor for name, tensor in self.tensors.items()}
         return replace(self, tensors={name: t for name, t in names.items() if name is not None})
+
+
+def tensors_of(
+    files: Iterable[Path], read: Callable[[Path], Iterable[tuple[str, LazyTensor]]]
+) -> FileTensors:
+    """All tensors of some files, each of which is read by a function."""
+    tensors: dict[str, LazyTensor] = {}
+    places: dict[str, Path] = {}
+    for file in files:
+        for name, tensor in read(file):
+            if name in places:
+                raise CheckpointError(
+                    f"{file.name}: {name} is also in {places[name].name}. Remove the stale file."
+                )
+            tensors[name], places[name] = tensor, file
+    return FileTensors(tensors=unwrapped(tensors), files=tuple(sorted(set(places.values()))))

@@ -6,7 +6,7 @@ Values are mapped for one slice and unmapped again.
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.file_tensors import FileTensors
-from ortolan.modeling.checkpoint.shards import add_once
-from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.lazy_tensor import stored_tensor
+from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
 
 
 class Place(NamedTuple):
@@ -46,23 +43,8 @@ class Place(NamedTuple):
         return piece.clone(memory_format=torch.contiguous_format)
 
 
-def read_pickles(files: Iterable[Path]) -> FileTensors:
-    """Tensors of one or more files written by `torch.save`."""
-    files_of: dict[str, Path] = {}
-    places: dict[str, Place] = {}
-    for file in files:
-        for name, place in _tensors(file):
-            add_once(files_of, name, file)
-            places[name] = place
-    tensors = {
-        name: stored_tensor(place.shape, place.read, place.dtype)
-        for name, place in unwrapped(places).items()
-    }
-    return FileTensors(tensors=tensors, files=tuple(sorted(set(files_of.values()))))
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
-    """Names and locations of the tensors of one file."""
+def read_pickle(file: Path) -> Iterator[tuple[str, LazyTensor]]:
+    """The tensors of a file written by `torch.save`."""
     for name, tensor in _table(file).items():
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         # PyTorch records the offset of tensors on the device "meta", which have no values.
@@ -75,7 +57,8 @@ def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
                 f"{file}: {name} lies outside of the file ({length} bytes from {offset}). Download "
                 "it again."
             )
-        yield name, Place(file, offset, length, tensor.dtype, shape, strides)
+        place = Place(file, offset, length, tensor.dtype, shape, strides)
+        yield name, stored_tensor(shape, place.read, tensor.dtype)
 
 
 def _table(file: Path) -> dict[str, Tensor]:

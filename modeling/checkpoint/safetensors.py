@@ -8,8 +8,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.file_tensors import FileTensors
-from ortolan.modeling.checkpoint.shards import add_once
-from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.lazy_tensor import stored_tensor
+from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
 
 MAX_HEADER_BYTES = 8 << 20
 """A header of empty tensors costs a thousand times its size to parse."""
@@ -46,15 +42,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class _Stored(NamedTuple):
-    """Where a tensor lies.
-
-    Attributes:
-        name: in the file.
-        file: that has it.
-        offset: of its first byte in the file.
-        dtype: name of its type.
-        shape: of it; `()` for a scalar.
-    """
+    """A tensor of a file, and the place of its first byte."""
 
     name: str
     file: Path
@@ -62,58 +50,38 @@ class _Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    def read(self, start: int, stop: int, axis: int) -> Tensor:
+        """A slice along an axis; scalars are whole."""
+        if axis == 0 or not self.shape:
+            return self._rows(start, stop)
+        with safe_open(str(self.file), framework="pt") as file:
+            part = (*[slice(None)] * axis, slice(start, stop))
+            piece: Tensor = file.get_slice(self.name)[part]
+            return piece.clone()
 
-def read_safetensors(files: Iterable[Path]) -> FileTensors:
-    """Tensors of one or more safetensors files."""
-    files_of: dict[str, Path] = {}
-    every: dict[str, _Stored] = {}
-    for file in files:
-        for stored in _read_header(file):
-            add_once(files_of, stored.name, file)
-            every[stored.name] = stored
-    tensors = {
-        # A type that PyTorch lacks is an error when the tensor is read.
-        name: stored_tensor(
-            stored.shape, partial(_read, name, stored), DTYPES.get(stored.dtype, torch.uint8)
-        )
-        for name, stored in unwrapped(every).items()
-    }
-    return FileTensors(tensors=tensors, files=tuple(sorted(set(files_of.values()))))
-
-
-def _read(name: str, stored: _Stored, start: int, stop: int, axis: int) -> Tensor:
-    """A slice of a tensor along an axis; scalars are whole."""
-    if axis == 0 or not stored.shape:
-        return _read_rows(name, stored, start, stop)
-    with safe_open(str(stored.file), framework="pt") as file:
-        piece: Tensor = file.get_slice(stored.name)[(*[slice(None)] * axis, slice(start, stop))]
-        return piece.clone()
-
-
-def _read_rows(name: str, stored: _Stored, start: int, stop: int) -> Tensor:
-    dtype = DTYPES.get(stored.dtype)
-    if dtype is None:
-        raise CheckpointError(
-            f"{stored.file}: {name} must be of a type among {', '.join(DTYPES)} (got "
-            f"{stored.dtype}). Save it in another type."
-        )
-    rows, *rest = stored.shape or (1,)
-    start, stop, _ = slice(start, stop).indices(rows) if stored.shape else (0, 1, 1)
-    row_bytes = math.prod(rest) * dtype.itemsize
-    bytes_read = torch.empty(max(stop - start, 0) * row_bytes, dtype=torch.uint8)
-    with stored.file.open("rb", buffering=0) as stream:
-        stream.seek(stored.offset + start * row_bytes)
-        unread = bytes_read.numpy().data
-        while unread and (count := stream.readinto(unread)):
-            unread = unread[count:]
-    if unread:
-        raise CheckpointError(f"{stored.file} has become shorter. Copy the checkpoint again.")
-    shape = (stop - start, *rest) if stored.shape else ()
-    return bytes_read.view(dtype).view(shape)
+    def _rows(self, start: int, stop: int) -> Tensor:
+        dtype = DTYPES.get(self.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                f"{self.file}: {self.name} must be of a type among {', '.join(DTYPES)} (got "
+                f"{self.dtype}). Save it in another type."
+            )
+        rows, *rest = self.shape or (1,)
+        start, stop, _ = slice(start, stop).indices(rows) if self.shape else (0, 1, 1)
+        row_bytes = math.prod(rest) * dtype.itemsize
+        bytes_read = torch.empty(max(stop - start, 0) * row_bytes, dtype=torch.uint8)
+        with self.file.open("rb", buffering=0) as stream:
+            stream.seek(self.offset + start * row_bytes)
+            unread = bytes_read.numpy().data
+            while unread and (count := stream.readinto(unread)):
+                unread = unread[count:]
+        if unread:
+            raise CheckpointError(f"{self.file} has become shorter. Copy the checkpoint again.")
+        return bytes_read.view(dtype).view((stop - start, *rest) if self.shape else ())
 
 
-def _read_header(file: Path) -> Iterator[_Stored]:
-    """Names and places of one file; its header's size is checked before parsing."""
+def read_safetensors(file: Path) -> Iterator[tuple[str, LazyTensor]]:
+    """The tensors of a file; the size of its header is checked before parsing."""
     with file.open("rb") as stream:
         prefix = stream.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
@@ -130,7 +98,10 @@ def _read_header(file: Path) -> Iterator[_Stored]:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 entry = fields[name]
                 offset = len(prefix) + size + entry["data_offsets"][0]
-                yield _Stored(name, file, offset, entry["dtype"], tuple(entry["shape"]))
+                stored = _Stored(name, file, offset, entry["dtype"], tuple(entry["shape"]))
+                # A type that PyTorch lacks is an error when the tensor is read.
+                dtype = DTYPES.get(stored.dtype, torch.uint8)
+                yield name, stored_tensor(stored.shape, stored.read, dtype)
     except SafetensorError as error:
         raise CheckpointError(
             f"{file}: not a complete safetensors file: {error}. Download it again."

@@ -3,7 +3,6 @@
 Safetensors before pickles, a single file before shards, as in transformers.
 """
 
-from collections.abc import MutableMapping
 from pathlib import Path
 
 from ortolan.modeling.checkpoint.json_file import read_json
@@ -34,15 +33,6 @@ def weight_files(folder: Path) -> list[Path]:
             "AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(TARGET)."
         )
     raise CheckpointError(f"{folder}: no {SAFETENSORS} or {SAFETENSORS}{INDEX}. Check the path.")
-
-
-def add_once(files: MutableMapping[str, Path], name: str, file: Path) -> None:
-    """Record which file has a tensor."""
-    if name in files:
-        raise CheckpointError(
-            f"{file.name}: {name} is also in {files[name].name}. Remove the stale file."
-        )
-    files[name] = file
 
 
 def _indexed_files(folder: Path, index: Path, suffix: str) -> list[Path]:

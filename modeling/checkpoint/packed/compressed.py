@@ -48,8 +48,6 @@ class Scheme(NamedTuple):
     """How the weights of a group are quantized.
 
     Attributes:
-        bits: bits per number.
-        kind: integers or floats.
         symmetric: zeros are 0.
         strategy: what shares a scale.
         size: inputs that share a scale with the strategy `group`.
@@ -80,12 +78,7 @@ class Scheme(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Layers that share a scheme.
-
-    Attributes:
-        targets: names of layers, patterns for them, and classes.
-        scheme: scheme of their weights.
-    """
+    """Names of layers, patterns for them, and classes that share a scheme."""
 
     targets: tuple[str, ...]
     scheme: Scheme

@@ -41,11 +41,6 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return codes.flatten(-2).to(torch.uint8)
 
 
-def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> Tensor:
-    """Values, float32 `(N, K)`, from scales and zeros `(N, G)` and the group of each input."""
-    return (codes.float() - zeros.float()[:, groups]) * scales.float()[:, groups]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Grouped(Packing):
     """A weight of integer codes.
@@ -53,7 +48,6 @@ class Grouped(Packing):
     Attributes:
         stem: prefix of the names.
         shape: `(N, K)`.
-        bits: bits per code.
         size: inputs that share a scale.
         index: name of a stored tensor that assigns inputs to groups, if there is one.
         symmetric: whether the config says that all zeros are the middle code; None if it does not
@@ -110,7 +104,8 @@ class Grouped(Packing):
     def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
         codes, scales, zeros = self._read(stored, start, stop)
-        return dequantize(codes, scales, zeros, self._groups(stored))
+        groups = self._groups(stored)
+        return (codes.float() - zeros.float()[:, groups]) * scales.float()[:, groups]
 
     def codes(self, stored: Stored) -> StoredCodes:
         """Its codes; no kernel supports them unless groups consist of adjacent inputs."""

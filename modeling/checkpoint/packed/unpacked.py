@@ -1,19 +1,26 @@
 """Tensors as floating-point numbers, however their files store them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.file_tensors import FileTensors
+from ortolan.modeling.checkpoint.file_tensors import FileTensors, tensors_of
 from ortolan.modeling.checkpoint.packed.layout import FLOATS, check_parts
 from ortolan.modeling.checkpoint.packed.methods import OUTPUTS_FIRST, packings
+from ortolan.modeling.checkpoint.pickles import read_pickle
+from ortolan.modeling.checkpoint.safetensors import read_safetensors
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.lazy_tensor import LazyTensor, stored_tensor
 
 
-def unpacked(files: FileTensors, quantization: Mapping[str, object] | None = None) -> FileTensors:
+def open_files(
+    paths: Sequence[Path], quantization: Mapping[str, object] | None = None
+) -> FileTensors:
     """Tensors of files, all as floating-point numbers, dequantized as they are read."""
+    is_safe = paths[0].suffix == ".safetensors"
+    files = tensors_of(paths, read_safetensors if is_safe else read_pickle)
     stored = files.tensors
     packed = {} if quantization is None else packings(quantization, stored)
     outputs_first = (quantization or {}).get("quant_method") in OUTPUTS_FIRST

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.checkpoint.pickles import read_pickles
+from ortolan.modeling.checkpoint.pickles import read_pickle
 from ortolan.modeling.checkpoint.safetensors import DTYPES, MAX_HEADER_BYTES, read_safetensors
 from ortolan.modeling.checkpoint.shards import INDEX, MAX_INDEX_BYTES, PICKLE, SAFETENSORS
 from ortolan.modeling.checkpoint.wrappers import unwrapped
@@ -112,7 +112,7 @@ def test_slices_of_every_type_are_those_of_the_library(tmp_path: Path) -> None:
     }
     file = tmp_path / SAFETENSORS
     save_file(tensors | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 4)}, file)
-    source, expected = read_safetensors([file]).tensors, load_file(file)
+    source, expected = dict(read_safetensors(file)), load_file(file)
     for name, tensor in expected.items():
         for start, stop in ((0, 7), (2, 5), (6, 7), (3, 3), (5, 100)):
             read = source[name].read(start, stop)
@@ -132,7 +132,7 @@ def test_views_and_parameters_in_a_pickle_are_read_as_their_own_numbers(tmp_path
         "empty": torch.empty(0, 4),
     }
     torch.save(tensors, tmp_path / PICKLE)
-    read = read_pickles([tmp_path / PICKLE]).tensors
+    read = dict(read_pickle(tmp_path / PICKLE))
     for name, tensor in tensors.items():
         assert whole_of(read[name]).dtype == read[name].dtype == tensor.dtype
         assert torch.equal(read[name].read(1, 3), tensor[1:3]), name
