@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 import msgspec
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Companion, Exportable, Origin
@@ -240,11 +241,7 @@ def _describe(
     symbols = ctc_symbols(folder, sides.vocab_size) if has_symbols else NO_SYMBOLS
     tokens = _tokens(config, sides, folder) if has_vocabulary else Tokens(pad=symbols.blank)
     speech, opening = speech_tokens(folder, source, vocab_size=sides.vocab_size)
-    computed = {
-        f"{prefix}{name}": table
-        for prefix, stack in sides.stacks.items()
-        for name, table in tables(stack).items()
-    }
+    computed = _computed(sides)
     module = empty_model(limited) if module is None or limited != config else module
     for name, table in computed.items():
         parent, _, buffer = name.rpartition(".")
@@ -311,6 +308,15 @@ def module_sha256(module: torch.nn.Module) -> str:
         values = parameter.detach().cpu().contiguous().reshape(-1)  # a scalar has no bytes
         digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
+
+
+def _computed(sides: Sides) -> dict[str, Tensor]:
+    """The tables of both sides, by the names of initializers."""
+    return {
+        f"{prefix}{name}": table
+        for prefix, stack in sides.stacks.items()
+        for name, table in tables(stack).items()
+    }
 
 
 def _tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> Tokens:
