@@ -49,7 +49,7 @@ class Config:
             value = getattr(self, name)
             if value is not None and not bound.holds(value):
                 raise ConfigError(
-                    f"{kind.__name__}: {name} must {bound.text} (got {value}). {kind.ADVICE}"
+                    f"{kind.__name__}: {name} must {bound.text} (got {value!s:.80}). {kind.ADVICE}"
                 )
         self._check()
 

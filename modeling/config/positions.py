@@ -14,6 +14,11 @@ ROW, COLUMN = 1, 2
 """Axes of the positions of patches."""
 
 
+Factors = Annotated[
+    tuple[float, ...], Bound("hold positive factors", lambda fs: min(fs, default=1) > 0)
+]
+
+
 class Scaling(Config):
     """Base of the ways to stretch rotary positions for long contexts."""
 
@@ -81,8 +86,8 @@ class LongRopeScaling(Scaling):
     (docs/adr/0032).
     """
 
-    short_factors: tuple[float, ...]
-    long_factors: tuple[float, ...]
+    short_factors: Factors
+    long_factors: Factors
     original_context: int
     attention_factor: Positive  # of cosines and sines
 
@@ -185,14 +190,12 @@ class RotaryPositions(Config):
                     "positions: dynamic scaling needs more than 2 rotated channels (got "
                     f"{self.dim}). Check head_dim."
                 )
-            case LongRopeScaling(short_factors=short, long_factors=long) if {
-                len(short),
-                len(long),
-            } != {pairs} or not all(f > 0 for f in (*short, *long)):
+            case LongRopeScaling(short_factors=short, long_factors=long) if not (
+                len(short) == len(long) == pairs
+            ):
                 raise ConfigError(
-                    f"positions: needs two lists of {pairs} positive factors, one per pair of "
-                    f"rotated channels (got {len(short)} and {len(long)}, of at least "
-                    f"{min((*short, *long), default=0)}). Check rope_scaling."
+                    f"positions: needs two lists of {pairs} factors, one per pair of rotated "
+                    f"channels (got {len(short)} and {len(long)}). Check rope_scaling."
                 )
         if self.axes and (len(self.axes) != pairs or not {*self.axes} <= {*range(AXES)}):
             raise ConfigError(
