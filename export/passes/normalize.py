@@ -16,6 +16,7 @@ from ortolan.export.passes.rules import (
     fold_offsets,
     fuse_linear,
     norm_before_transpose,
+    route_by_logits,
     select_booleans,
     transpose_weights,
 )
@@ -43,6 +44,7 @@ def normalize(model: ir.Model, *, context_length: int) -> ir.Model:
         fuse_linear,
         transpose_weights,
         norm_before_transpose,
+        route_by_logits,
         common.RemoveUnusedNodesPass(),
     )(model)
     rotary_into_attention(model.graph, context_length)

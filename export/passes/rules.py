@@ -212,6 +212,51 @@ def norm_before_transpose(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
+@rule("MoE")
+def route_by_logits(graph: ir.Graph, node: ir.Node) -> bool:
+    """Let MoE take the softmax of the router's own logits.
+
+        logits -> Softmax -> TopK -> weights -> Clip -> Log -> ScatterElements -> MoE
+        logits -----------------------------------------------------------------> MoE
+
+    The node takes the softmax of each token's highest logits, and its output is multiplied by the
+    sum of the weights.
+
+    Case 1: weights are the highest values of a softmax: rewrite.
+    Case 2: they are divided by their sum, or the softmax is of the highest logits alone: rewrite.
+        Their sum is 1.
+    Case 3: otherwise, such as sigmoids with a bias: keep.
+    """
+    scatter = producer(node.inputs[1], "ScatterElements")
+    log = None if scatter is None else producer(scatter.inputs[2], "Log")
+    clip = None if log is None else producer(log.inputs[0], "Clip")
+    if scatter is None or clip is None:
+        return False  # Case 3
+    weights = clip.inputs[0]
+    softmax, divided = producer(weights, "Softmax"), producer(weights, "Div")
+    values = weights if divided is None else divided.inputs[0]
+    if softmax is not None:
+        values = softmax.inputs[0]
+    top = producer(values, "TopK")
+    if weights is None or top is None or scatter.inputs[1] is not top.outputs[1]:
+        return False  # Case 3
+    logits = top.inputs[0]
+    if softmax is None:
+        softmax = producer(logits, "Softmax")
+        if softmax is None:
+            return False  # Case 3
+        logits = softmax.inputs[0]
+    node.replace_input_with(1, logits)
+    if divided is None and softmax.inputs[0] is logits:
+        return True  # Case 1
+    for total in [use.node for use in weights.uses() if use.node.op_type == "ReduceSum"]:
+        for product in [use.node for use in total.outputs[0].uses() if use.node.op_type == "Mul"]:
+            (out,) = (value for value in product.inputs if value is not total.outputs[0])
+            if out is not None:
+                replace_value(product.outputs[0], out)
+    return True
+
+
 @rule("FusedMatMul")
 def plain_products(graph: ir.Graph, node: ir.Node) -> bool:
     """Replace FusedMatMul(x, w, transB=1) with MatMul(x, w').

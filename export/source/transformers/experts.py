@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from ortolan.export.source.transformers.private import has_usual_gate, register_experts
 from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.layers import nodes
+from ortolan.modeling.layers.mixture import NEVER, SMALLEST
 
 NAME = "ortolan"
 """Name of these experts in transformers."""
 
 _HALVES, INTERLEAVED = "gate_up_proj", "gate_up_in_turn"
 """Names of a weight `(N, 2 * I, E)`: rows of gate then up as two halves, or interleaved."""
-
-_LEAST = 1e-30
-"""Floor of an expert's weight that avoids log(0)."""
 
 
 def register() -> None:
@@ -49,10 +47,10 @@ def interleaved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def mix(experts: Any, x_TE: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Compute the experts of a layer, from `(T, E)` to `(T, E)`; called in every such layer."""
+    if hasattr(experts, INTERLEAVED) and torch.onnx.is_in_onnx_export():
+        return _node(experts, x_TE, chosen_TK, weights_TK.to(x_TE.dtype))
     numbers = torch.arange(experts.down_proj.shape[0])
     weights_TN = ((chosen_TK[..., None] == numbers) * weights_TK[..., None]).sum(-2)
-    if hasattr(experts, INTERLEAVED) and torch.onnx.is_in_onnx_export():
-        return _node(experts, x_TE, weights_TN.to(x_TE.dtype), chosen_TK.shape[-1])
     return _all(experts, x_TE, weights_TN)
 
 
@@ -74,21 +72,26 @@ def _interleaved(halves: Tensor) -> Tensor:
     return gate_and_up.transpose(1, 2).flatten(1, 2).contiguous()
 
 
-def _node(experts: Any, x_TE: Tensor, weights_TN: Tensor, chosen: int) -> Tensor:
-    """One node. It takes the softmax of logits: pass logarithms, and restore the sum of weights."""
+def _node(experts: Any, x_TE: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """One node. It takes the softmax of logits: pass logarithms, and restore the sum of weights.
+
+    Often the router's own logits will do: see `export.passes.rules.route_by_logits`.
+    """
     spec = MixtureConfig(
-        experts=weights_TN.shape[1],
-        per_token=min(chosen, weights_TN.shape[1]),
+        experts=experts.down_proj.shape[0],
+        per_token=chosen_TK.shape[1],
         intermediate_size=experts.down_proj.shape[2],
     )
+    others_TN = x_TE.new_full((x_TE.shape[0], spec.experts), NEVER)
+    logits_TN = others_TN.scatter(-1, chosen_TK, weights_TK.clamp(min=SMALLEST).log())
     out = nodes.mixture(
         x_TE[None],
-        weights_TN.clamp(min=_LEAST).log(),
+        logits_TN,
         (getattr(experts, INTERLEAVED), None),
         (experts.down_proj, None),
         spec=spec,
     )
-    out_TE: Tensor = out[0] * weights_TN.sum(-1, keepdim=True)
+    out_TE: Tensor = out[0] * weights_TK.sum(-1, keepdim=True)
     return out_TE
 
 

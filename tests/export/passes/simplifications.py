@@ -4,7 +4,7 @@ import numpy as np
 from tests.export.passes.graphs import Pass, normal
 
 from ortolan.export.passes.pick_early import pick_early
-from ortolan.export.passes.rules import fold_casts, fold_offsets, select_booleans
+from ortolan.export.passes.rules import fold_casts, fold_offsets, route_by_logits, select_booleans
 from ortolan.export.passes.shapes import drop_reshapes, share_shapes
 
 RESHAPED = """
@@ -33,6 +33,23 @@ def reshaped(nodes: str, axes: str, *, heads: str = "") -> str:
     text = RESHAPED.replace("NODES", nodes).replace("MORE", more).replace("AXES", axes)
     return text.replace("OUT", axes.replace("?", "n"))
 
+
+ROUTED = """
+g (float[5, 8] x, float[5, 4] logits, float[5, 4] others, WEIGHTS) => (float[5, 8] y) {
+    k = Constant <value_ints = [2]> ()
+    last = Constant <value_ints = [-1]> ()
+    least = Constant <value_float = 1e-30> ()
+    ROUTER
+    floored = Clip (weights, least)
+    logs = Log (floored)
+    routed = ScatterElements <axis = -1> (others, chosen, logs)
+    mixed = com.microsoft.MoE
+        <k = 2, activation_type = "swiglu", swiglu_fusion = 1, normalize_routing_weights = 1>
+        (x, routed, first, , second)
+    total = ReduceSum (weights, last)
+    y = Mul (mixed, total)
+}
+"""
 
 CAST = "g (int64[n] x, float[n] f) => (float[n] y) { NODES }"
 
@@ -169,6 +186,48 @@ SIMPLIFICATIONS = {
         },
         weights={"w": normal(4, 4), "b": normal(4, seed=2), "n": normal(4, seed=3)},
         feeds={"x": X, "other": X + 1, "at": np.array([[[4], [0]], [[1], [3]]])},
+    ),
+    "RouteByLogits": Pass(
+        make=lambda: route_by_logits,
+        rewritten={
+            "the softmax of all experts": (
+                ROUTED.replace(
+                    "ROUTER", "scores = Softmax (logits) weights, chosen = TopK (scores, k)"
+                ),
+                "Constant Constant Softmax TopK MoE ReduceSum Mul",
+            ),
+            "weights that add up to 1": (
+                ROUTED.replace(
+                    "ROUTER",
+                    "scores = Softmax (logits) best, chosen = TopK (scores, k) "
+                    "sum = ReduceSum (best, last) weights = Div (best, sum)",
+                ),
+                "MoE",
+            ),
+            "the softmax of the chosen experts": (
+                ROUTED.replace(
+                    "ROUTER", "best, chosen = TopK (logits, k) weights = Softmax (best)"
+                ),
+                "MoE",
+            ),
+        },
+        kept={
+            "sigmoids": ROUTED.replace(
+                "ROUTER", "scores = Sigmoid (logits) weights, chosen = TopK (scores, k)"
+            ),
+            "weights of other experts": ROUTED.replace(
+                "ROUTER",
+                "scores = Softmax (logits) weights, best = TopK (scores, k) "
+                "moved = Add (logits, others) top, chosen = TopK (moved, k)",
+            ),
+        },
+        weights={"first": normal(4, 12, 8), "second": normal(4, 8, 6, seed=2)},
+        feeds={
+            "x": normal(5, 8, seed=3).numpy(),
+            "logits": normal(5, 4, seed=4).numpy(),
+            "others": np.full((5, 4), -1e4, np.float32),
+        },
+        atol=1e-5,
     ),
     "SelectBooleans": Pass(
         make=lambda: select_booleans,
