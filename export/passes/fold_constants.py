@@ -17,20 +17,6 @@ LARGEST = 64
 """Elements of a constant that is written into the graph itself."""
 
 
-class _Fold(ir.passes.InPlacePass):
-    """Run onnxscript's folding, and some of its rules.
-
-    Its rules for sums with 0 and products with 1 are left out. They compare with a tolerance, and
-    would drop the 1e-8 that keeps a norm from dividing by 0.
-    """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        optimizer.fold_constants(model, onnx_shape_inference=True)
-        _RULES.apply_to_model(model)
-        return ir.passes.PassResult(model, modified=True)
-
-
 _RULES = RewriteRuleSet(
     [
         rules.collapse_slice_rule,
@@ -44,18 +30,8 @@ _RULES = RewriteRuleSet(
         rules.unsqueeze_unsqueeze_rule,
     ]
 )
-
-_STEPS = ir.passes.Sequential(
-    common.InlinePass(),
-    _Fold(),
-    common.RemoveUnusedNodesPass(),
-    _Fold(),
-    common.RemoveUnusedNodesPass(),
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-    common.DeduplicateInitializersPass(),
-    common.CommonSubexpressionEliminationPass(),
-    common.NameFixPass(),
-)
+"""Onnxscript's rules but those for sums with 0 and products with 1. They compare with a tolerance,
+and would drop the 1e-8 that keeps a norm from dividing by 0."""
 
 
 def fold_constants(model: ir.Model, tables: Mapping[str, Tensor]) -> None:
@@ -68,7 +44,17 @@ def fold_constants(model: ir.Model, tables: Mapping[str, Tensor]) -> None:
         if name in model.graph.initializers:
             model.graph.initializers[name].const_value = ir.tensor(table, name=name)
     with _quiet():
-        _STEPS(model)
+        common.InlinePass()(model)
+        for _ in range(2):
+            optimizer.fold_constants(model, onnx_shape_inference=True)
+            _RULES.apply_to_model(model)
+            common.RemoveUnusedNodesPass()(model)
+        ir.passes.Sequential(
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.DeduplicateInitializersPass(),
+            common.CommonSubexpressionEliminationPass(),
+            common.NameFixPass(),
+        )(model)
 
 
 @contextlib.contextmanager
