@@ -1,6 +1,7 @@
 """Families that are Llama but for a few values or parts.
 
-Seed-OSS (ByteDance 2025), ERNIE 4.5 (Baidu 2025), SmolLM3 (Bakouch et al. 2025).
+Seed-OSS (ByteDance 2025), ERNIE 4.5 (Baidu 2025), Hunyuan (Tencent 2025), SmolLM3 (Bakouch et al.
+2025).
 
 Phi 3 and 4-mini (Abdin et al. 2024) have fused matrices; Command R (Cohere 2024) and StableLM 2
 (Bellagente et al. 2024) have layer norms.
@@ -8,7 +9,7 @@ Phi 3 and 4-mini (Abdin et al. 2024) have fused matrices; Command R (Cohere 2024
 
 from dataclasses import replace
 
-from ortolan.modeling.config import DecoderConfig, NoPositions
+from ortolan.modeling.config import DecoderConfig, NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm, rms
@@ -27,6 +28,48 @@ from ortolan.modeling.families.llama import LLAMA
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import NORM_1, NORM_2, QKV, gate_up, layer, linear, without
 from ortolan.modeling.weights import Table, Target
+
+
+def hunyuan(hf: ConfigReader) -> DecoderConfig:
+    """Hunyuan, without experts."""
+    hf.skip("eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "pad_id")
+    hf.skip("text_start_id", "text_end_id", "org_vocab_size", "attention_head_dim")
+    hf.skip("cla_share_factor", "num_experts", "norm_type", "class_num", "dense_list", "pool_type")
+    hf.refuse("add_classification_head")
+    hf.require("use_qk_norm")
+    hf.require("use_rotary_pos_emb")
+    hf.refuse("use_cla")
+    return DecoderFormat(
+        bias="attention_bias",
+        query_key_norm=True,
+        attention={"norm_after_rotary": True},
+        norm=rms(1e-5),
+        positions=_hunyuan_positions(hf),
+    ).read(hf)
+
+
+def _hunyuan_positions(hf: ConfigReader) -> RotaryPositions | None:
+    """Positions whose base is raised by a power of `alpha`, whatever the length."""
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters")
+    alpha = None if rope is None else rope.get("alpha", float, None)
+    kind = None if rope is None else rope.get("rope_type", str, None) or rope.get("type", str, None)
+    if rope is None or not alpha or kind != "dynamic":
+        return None
+    rope.skip("type", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    dim = hf.size("head_dim", hf.size("hidden_size") // hf.size("num_attention_heads"))
+    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
+    return RotaryPositions(dim=dim, theta=theta * alpha ** (dim / (dim - 2)))
+
+
+HUNYUAN_WEIGHTS: Table = {
+    **llama.WEIGHTS,
+    **{
+        f"model.layers.{{}}.self_attn.{part}_layernorm.weight": Target(
+            f"blocks.{{}}.attention.{part}_norm.weight"
+        )
+        for part in ("query", "key")
+    },
+}
 
 
 def _smollm3(hf: ConfigReader) -> DecoderConfig:
@@ -146,6 +189,7 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         ).read,
         weights=llama.WEIGHTS,
     ),
+    "hunyuan_v1_dense": Family(config=hunyuan, weights=HUNYUAN_WEIGHTS),
     "smollm3": Family(config=_smollm3, weights=llama.WEIGHTS),
     "phi3": Family(config=_phi3, weights=_PHI3_WEIGHTS),
     "cohere": Family(config=_cohere, weights=_COHERE_WEIGHTS),

@@ -2,14 +2,14 @@
 
 Mixtral (Jiang et al. 2024), Qwen 2 and 3 MoE (Yang et al. 2024, 2025), OLMoE (Muennighoff et al.
 2024), FlexOlmo (Shi et al. 2025), Phi 3.5 MoE (Abdin et al. 2024), Granite MoE (IBM 2024),
-gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025).
+gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025), Hunyuan A13B (Tencent 2025).
 """
 
 from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LongRopeScaling, RotaryPositions
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import experts, granite, llama, olmo
+from ortolan.modeling.families import experts, granite, llama, llama_kin, olmo
 from ortolan.modeling.families.decoder import DecoderFormat, layer_norm, rms
 from ortolan.modeling.families.experts import (
     MIXTRAL_EXPERTS,
@@ -213,6 +213,13 @@ def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
     return with_experts(config, mixture, dense=set(range(layers)) - sparse)
 
 
+def _hunyuan_moe(hf: ConfigReader) -> DecoderConfig:
+    config = llama_kin.hunyuan(hf)
+    shared = config.blocks[0].dense.intermediate_size
+    mixture = read_mixture(hf, size="intermediate_size", per_token="moe_topk", shared_size=shared)
+    return with_experts(config, mixture)
+
+
 _LLAMA = without(llama.WEIGHTS, ".mlp.")
 
 _PHIMOE: Table = {
@@ -270,6 +277,13 @@ _ERNIE4_5_MOE: Table = {
     "model.mtp_*": None,
 }
 
+_HUNYUAN_MOE: Table = {
+    **without(llama_kin.HUNYUAN_WEIGHTS, ".mlp."),
+    **experts.router("mlp.gate.wg.weight"),
+    **experts.apart("mlp.experts"),
+    **experts.shared("mlp.shared_mlp"),
+}
+
 FAMILIES: dict[str, Family[DecoderConfig]] = {
     "mixtral": Family(config=_mixtral, weights={**_LLAMA, **MIXTRAL_EXPERTS}),
     "phimoe": Family(config=_phimoe, weights=_PHIMOE),
@@ -280,5 +294,6 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
     "granitemoe": Family(config=_granitemoe, weights=_GRANITEMOE),
     "granitemoeshared": Family(config=_granitemoe, weights=GRANITEMOESHARED_WEIGHTS),
     "gpt_oss": Family(config=_gpt_oss, weights=_GPT_OSS),
+    "hunyuan_v1_moe": Family(config=_hunyuan_moe, weights=_HUNYUAN_MOE),
     "ernie4_5_moe": Family(config=_ernie4_5_moe, weights=_ERNIE4_5_MOE),
 }
