@@ -8,6 +8,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -268,26 +269,41 @@ def trace_module(
         fold: rewrites a graph before its blocks are copied.
     """
     io = _signature(carried, dtype, sequence)
-    with FakeTensorMode(allow_non_fake_inputs=True), preserve_node_meta():
-        # Otherwise trace the whole module: slower, but the same graph.
-        with contextlib.suppress(UnlikeBlocksError, torch.onnx.errors.OnnxExporterError):
-            return _repeated(module, carried, io, fold, dtype=dtype, tied=tied)
-        try:
-            return fold(trace_entry(_ModuleGraph(twin_of(module, dtype), carried), io, tied))
-        except torch.onnx.errors.OnnxExporterError as error:
-            raise _untraceable(type(module).__name__, error) from error
+    trace = partial(_traced, module, carried, dtype=dtype, tied=tied)
+    # Otherwise trace the whole module: slower, but the same graph.
+    with contextlib.suppress(UnlikeBlocksError, torch.onnx.errors.OnnxExporterError):
+        layers = _layers(carried, tied)
+        short = Signature(
+            [each for each in io.inputs if _is_traced(each.name, layers)],
+            [name for name in io.outputs if _is_traced(name, layers)],
+        )
+        traced = fold(trace(short, carried.blocks))
+        copy_blocks(traced, layers, inputs=io.names, outputs=io.outputs)
+        return traced
+    try:
+        return fold(trace(io, ()))
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise _untraceable(type(module).__name__, error) from error
 
 
-def _repeated(
+def _traced(
     module: nn.Module,
     carried: Carried,
     io: Signature,
-    fold: Callable[[ir.Model], ir.Model],
+    blocks: Sequence[Block],
     *,
     dtype: torch.dtype,
     tied: Mapping[str, str],
 ) -> ir.Model:
-    """Trace one block of each kind, and copy it in the graph."""
+    """Trace a step, with one block of each kind."""
+    with FakeTensorMode(allow_non_fake_inputs=True), preserve_node_meta():
+        twin = twin_of(module, dtype)
+        skip(twin, blocks)
+        return trace_entry(_ModuleGraph(twin, carried), io, tied)
+
+
+def _layers(carried: Carried, tied: Mapping[str, str]) -> Mapping[str, Layer]:
+    """The blocks with the names of their weights and states."""
     states = carried.keyed_states("float32")
     layers = dict[str, Layer]()
     for block in carried.blocks:
@@ -297,19 +313,12 @@ def _repeated(
     is_tied = any(owner_of(name, layers) for pair in tied.items() for name in pair)
     if not layers or is_tied:
         raise UnlikeBlocksError("no block repeats")
-    twin = twin_of(module, dtype)
-    skip(twin, carried.blocks)
+    return layers
 
-    def is_traced(name: str) -> bool:
-        owner = owner_of(name, layers)
-        return owner is None or layers[owner].traced == owner
 
-    short = Signature(
-        [each for each in io.inputs if is_traced(each.name)], list(filter(is_traced, io.outputs))
-    )
-    traced = fold(trace_entry(_ModuleGraph(twin, carried), short, tied))
-    copy_blocks(traced, layers, inputs=io.names, outputs=io.outputs)
-    return traced
+def _is_traced(name: str, layers: Mapping[str, Layer]) -> bool:
+    owner = owner_of(name, layers)
+    return owner is None or layers[owner].traced == owner
 
 
 def _untraceable(name: str, error: Exception) -> ConfigError:
