@@ -52,7 +52,10 @@ class SelfAttention(nn.Module):
             if config.latent is None
             else LatentProjection(config, config.latent, width)
         )
-        self.query_norm, self.key_norm = query_key_norms(config)
+        counts = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
+        self.query_norm, self.key_norm = (
+            norm(config.query_key_norm, count * config.head_dim) for count in counts
+        )
         self.gate: nn.Linear | None = (
             nn.Linear(width, config.num_heads * config.value_width, bias=config.qkv_bias)
             if config.gate
@@ -182,16 +185,6 @@ class CrossAttention(nn.Module):
     def weights(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
         """Attention weights of `forward`, float32 `(B, H, S, T)`."""
         return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
-
-
-def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
-    """Norms of the queries and of the keys."""
-    kind = config.query_key_norm
-    if kind is None:
-        return nn.Identity(), nn.Identity()
-    heads = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
-    query, key = (norm(kind, count * config.head_dim) for count in heads)
-    return query, key
 
 
 class LatentProjection(nn.Module):

@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.layer_scale = config.layer_scale
 
         def normalise(*, when: bool = True) -> nn.Module:
-            return norm(config.norm, width) if when else nn.Identity()
+            return norm(config.norm if when else None, width)
 
         both_sides = config.placement == "sandwich"
         self.mixing = mixer_name(config.mixer)

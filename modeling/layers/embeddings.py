@@ -181,9 +181,7 @@ class WaveEmbedding(nn.Module):
             WaveConvolution(layer, channels)
             for layer, channels in zip(config.layers, widths, strict=False)
         )
-        self.norm = (
-            norm(config.projection_norm, widths[-1]) if config.projection_norm else nn.Identity()
-        )
+        self.norm = norm(config.projection_norm, widths[-1])
         self.projection = nn.Linear(widths[-1], width) if config.projection else nn.Identity()
 
     def forward(self, wave_BW: Tensor) -> Tensor:

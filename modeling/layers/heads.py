@@ -101,7 +101,7 @@ class LanguageModel(nn.Module):
             self.transform = nn.Linear(width, layer.width or width, bias=layer.bias)
             width = layer.width or width
             self.activation = ACTIVATIONS[layer.activation]
-            self.norm = norm(layer.norm, width) if layer.norm else nn.Identity()
+            self.norm = norm(layer.norm, width)
         if not config.tied:
             self.weight = nn.Parameter(torch.empty(vocabulary, width).normal_(std=0.02))
         if config.bias:
@@ -129,7 +129,7 @@ class Classifier(nn.Module):
         if (layer := config.layer) is not None:
             self.dense = nn.Linear(width, width, bias=layer.bias)
             self.activation = ACTIVATIONS[layer.activation]
-            self.norm = norm(layer.norm, width) if layer.norm else nn.Identity()
+            self.norm = norm(layer.norm, width)
         self.out = nn.Linear(width, len(config.labels))
         self.distilled: nn.Module | None = (
             nn.Linear(width, len(config.labels)) if config.distilled else None
@@ -243,7 +243,7 @@ class Features(nn.Module):
         self.config = config
         self.grid = grid
         width *= config.pixel_shuffle**2
-        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
+        self.norm = norm(config.norm, width)
         self.projections = Projections(config.projections, width)
         of_early = replace(config, norm=config.early_norm, early=())
         self.early = nn.ModuleList(

@@ -24,8 +24,10 @@ class WeightlessNorm(nn.Module):
         return F.layer_norm(x, (self.width,), ones, eps=self.config.eps)
 
 
-def norm(config: NormConfig, width: int) -> nn.Module:
-    """The norm of a config, over the last axis of `(..., width)`."""
+def norm(config: NormConfig | None, width: int) -> nn.Module:
+    """The norm of a config, over the last axis of `(..., width)`; nothing for None."""
+    if config is None:
+        return nn.Identity()
     if not config.scale:
         return WeightlessNorm(config, width)
     if config.kind == "rms":

@@ -76,8 +76,7 @@ class ChannelStateSpace(_StateSpace):
         self.select = PackedLinear(inner, (rank, size, size), bias=False)
         self.step_size = nn.Linear(rank, inner)
         self.inner_norms = nn.ModuleList(
-            norm(config.inner_norm, part) if config.inner_norm else nn.Identity()
-            for part in self.select.parts
+            norm(config.inner_norm, part) for part in self.select.parts
         )
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:

@@ -40,12 +40,7 @@ from ortolan.modeling.models.model import TransformerModel
 
 
 class Stack(TransformerModel):
-    """Embedding, positions, blocks and a final norm.
-
-    Args:
-        config: parts of the stack.
-        embedding: maps the input to vectors.
-    """
+    """Embedding, positions, blocks and a final norm."""
 
     config: StackConfig
 
@@ -55,11 +50,7 @@ class Stack(TransformerModel):
         self.embedding = embedding
         self.position_embedding = position_embedding(config)
         self.position_convolution = position_convolution(config)
-        self.embedding_norm = (
-            norm(config.embedding_norm, config.embedding_width)
-            if config.embedding_norm
-            else nn.Identity()
-        )
+        self.embedding_norm = norm(config.embedding_norm, config.embedding_width)
         self.embedding_projection = (
             nn.Linear(config.embedding_dim, config.hidden_size)
             if config.embedding_dim
@@ -72,9 +63,7 @@ class Stack(TransformerModel):
         kinds = config.blocks[:1] if config.shared_block else config.blocks
         blocks = [Block(kind, config.hidden_size, positions=config.positions) for kind in kinds]
         self.blocks = nn.ModuleList(blocks)
-        self.final_norm = (
-            norm(config.final_norm, config.hidden_size) if config.final_norm else nn.Identity()
-        )
+        self.final_norm = norm(config.final_norm, config.hidden_size)
         for name, table in tables(config).items():
             self.register_buffer(name, table, persistent=False)
 
@@ -84,11 +73,7 @@ class Stack(TransformerModel):
         return None if positions is None else self._tables(positions)
 
     def angles(self, positions_BSA: Tensor | None) -> list[Rotary | None]:
-        """`rotary` of each layer, or the angles of tokens with a position on each axis.
-
-        Args:
-            positions_BSA: int64 `(B, S, 3)`; None for the positions of a text.
-        """
+        """`rotary` of each layer, or the angles of tokens with a position on each axis."""
         of_kind: dict[RotaryPositions | None, Rotary | None] = {None: None}
         for place, kind in enumerate(self.config.rotaries):
             rotary = self._tables(kind)
@@ -108,11 +93,9 @@ class Stack(TransformerModel):
         return blocks * (len(self.config.blocks) // len(blocks))
 
     def relative(self, positions_BS: Tensor, keys: int) -> Relative | None:
-        """Contribution of distances to the scores; None without relative positions.
+        """Contribution to the scores of distances to keys 0, 1, ...; None without such positions.
 
-        Args:
-            positions_BS: int `(B, S)` or `(1, S)`; positions of the queries.
-            keys: number of keys; their positions are 0, 1, ...
+        Positions of the queries are int `(B, S)` or `(1, S)`.
         """
         match self.config.positions:
             case RelativeBiasPositions(max_distance=most):
@@ -136,10 +119,7 @@ class Stack(TransformerModel):
     ) -> list[Relative | None]:
         """`relative` for each layer, including its window if attention is two-sided.
 
-        Args:
-            positions_BS: see `relative`.
-            keys: see `relative`.
-            dtype: dtype of the residual stream.
+        `dtype` is that of the residual stream.
         """
         shared = self.relative(positions_BS, keys)
         windows = [
