@@ -35,6 +35,11 @@ from ortolan.modeling.layers.ops import split
 from ortolan.modeling.layers.positions import image_positions
 
 
+def bias_of(conv: nn.Conv1d | nn.Conv2d) -> Tensor:
+    """Bias of a convolution, or zeros: without one, the exporter computes its size in the graph."""
+    return conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+
+
 class PatchEmbedding(nn.Module):
     """Linear embedding of image patches (Dosovitskiy et al. 2021), after the trained tokens."""
 
@@ -61,9 +66,7 @@ class PatchEmbedding(nn.Module):
                 f"{tuple(pixels_BCYX.shape[1:])}). Resize them."
             )
         conv = self.projection
-        # without a bias, the exporter computes the size of one in the graph
-        bias_E = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
-        patches_BEYX = F.conv2d(pixels_BCYX, conv.weight, bias_E, conv.stride)
+        patches_BEYX = F.conv2d(pixels_BCYX, conv.weight, bias_of(conv), conv.stride)
         x_BNE = patches_BEYX.flatten(2).transpose(1, 2)
         tokens = [t for t in (self.class_token, self.distillation_token) if t is not None]
         if not tokens:
@@ -161,10 +164,7 @@ class WaveConvolution(nn.Module):
 
     def forward(self, x_BCA: Tensor) -> Tensor:
         """`(B, C, A)` to `(B, channels, (A - kernel) // stride + 1)`."""
-        conv = self.conv
-        # without a bias, the exporter computes the size of one in the graph
-        bias_C = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
-        out: Tensor = F.conv1d(x_BCA, conv.weight, bias_C, conv.stride)
+        out: Tensor = F.conv1d(x_BCA, self.conv.weight, bias_of(self.conv), self.conv.stride)
         steps = (self.activation, self.norm) if self.norm_last else (self.norm, self.activation)
         for step in steps:
             out = step(out)

@@ -5,7 +5,7 @@ N slots, M slot width, K memory heads, X width of the vectors read.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,6 @@ CONTENTS, WEIGHTS = "memory.contents", "memory.weights"
 
 KEYS, VALUES = "attention.keys", "attention.values"
 """State names of attention over past states."""
-
-
-class Carry(NamedTuple):
-    """State carried from token to token."""
-
-    cells: tuple[States, ...]
-    memory: MemoryState | None = None
 
 
 class RecurrentModel(TransformerModel):
@@ -78,7 +71,7 @@ class RecurrentModel(TransformerModel):
         if self.memory is None:
             x_BSE = self._run_cells(x_BSE, state)
         else:
-            x_BSE = self._run_machine(x_BSE, state)
+            x_BSE = self._run_machine(self.memory, x_BSE, state)
         if self.attention is not None:
             x_BSE = torch.cat((x_BSE, self._look_back(self.attention, x_BSE, state)), -1)
         x_BSE = state.select(x_BSE)
@@ -94,48 +87,26 @@ class RecurrentModel(TransformerModel):
             _keep_cell(number, cell, after, state)
         return x_BSE
 
-    def _run_machine(self, x_BSE: Tensor, state: State) -> Tensor:
+    def _run_machine(self, memory: Memory, x_BSE: Tensor, state: State) -> Tensor:
         """Output of the controller and the vectors read, `(B, S, E + X)`, token by token."""
-        memory = cast(Memory, self.memory)
         slots, width, heads = memory.config.slots, memory.config.width, memory.config.heads
-        carry = Carry(
-            tuple(self._recall_cell(n, cell, x_BSE, state) for n, cell in enumerate(self.layers)),
-            memory.begin(
-                MemoryState(
-                    state.recall(CONTENTS, (slots, width), x_BSE),
-                    state.recall(WEIGHTS, (heads, slots), x_BSE),
-                )
-            ),
-        )
+        carried = [self._recall_cell(n, cell, x_BSE, state) for n, cell in enumerate(self.layers)]
+        contents = state.recall(CONTENTS, (slots, width), x_BSE)
+        weights = state.recall(WEIGHTS, (heads, slots), x_BSE)
+        past = memory.begin(MemoryState(contents, weights))
         outputs = []
-        for x_BE in state.tokens(x_BSE):
-            out_BX, carry = self.machine_step(x_BE, carry)
-            outputs.append(out_BX)
+        for token_BE in state.tokens(x_BSE):
+            x = torch.cat((token_BE, memory.read(past)), -1)
+            for number, cell in enumerate(self.layers):
+                x, carried[number] = cell.step(x, carried[number])
+            read_BX, past = memory(x, past)
+            outputs.append(torch.cat((x, read_BX), -1))
         for number, cell in enumerate(self.layers):
-            _keep_cell(number, cell, carry.cells[number], state)
-        changes = memory.changes(cast(MemoryState, carry.memory))
+            _keep_cell(number, cell, carried[number], state)
+        changes = memory.changes(past)
         state.keep(CONTENTS, changes.contents)
         state.keep(WEIGHTS, changes.weights)
         return torch.stack(outputs, 1)
-
-    def machine_step(self, x_BE: Tensor, before: Carry) -> tuple[Tensor, Carry]:
-        """Process one token of a Neural Turing Machine.
-
-        Args:
-            x_BE: embedding of the token.
-            before: state after the previous token.
-
-        Returns:
-            The controller's output and the vectors read, `(B, E + X)`, and the new state.
-        """
-        memory, state = cast(Memory, self.memory), cast(MemoryState, before.memory)
-        x = torch.cat((x_BE, memory.read(state)), -1)
-        after: list[States] = []
-        for cell, states in zip(self.layers, before.cells, strict=True):
-            x, states = cell.step(x, states)
-            after.append(states)
-        read_BX, state = memory(x, state)
-        return torch.cat((x, read_BX), -1), Carry(tuple(after), state)
 
     def _look_back(self, attention: AdditiveAttention, x_BSE: Tensor, state: State) -> Tensor:
         """Attend from each state to the states so far, `(B, S, E)`."""
