@@ -132,6 +132,15 @@ def tied_weights(model: "PreTrainedModel") -> Mapping[str, str]:
     return tied
 
 
+def transposed_weights(model: nn.Module) -> Iterator[str]:
+    """Names of the weights of products that GPT-2 stores with their inputs first."""
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in model.named_modules():
+        if isinstance(module, Conv1D):
+            yield f"{name}.weight"
+
+
 def set_experts(model: "PreTrainedModel", name: str) -> bool:
     """Choose how experts are computed; whether the model has any."""
     if not model._can_set_experts_implementation():

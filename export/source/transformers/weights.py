@@ -15,6 +15,7 @@ from ortolan.export.source.transformers.private import (
     absent_patterns,
     in_natural_order,
     tied_weights,
+    transposed_weights,
     unread_patterns,
 )
 from ortolan.modeling.checkpoint.mapped_weights import UNEXPECTED, differing
@@ -68,10 +69,7 @@ def _converted(
     expected: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The published tensors by the model's names, and a list of problems."""
-    from transformers.pytorch_utils import Conv1D
-
-    modules = model.named_modules()
-    turned = {f"{name}.weight" for name, module in modules if isinstance(module, Conv1D)}
+    turned = set(transposed_weights(model))
     conversions = Conversions(model, expected)
     converters: dict[str, Any] = {}
     converted: dict[str, Tensor] = {}
