@@ -33,6 +33,7 @@ from ortolan.export.trace.lines import (
     line_of_node,
     node_in,
 )
+from ortolan.export.trace.observed import ROWS, TOKENS, ObservedState
 from ortolan.export.trace.program import Entry, Feeds, GraphInput, Signature, trace_entry
 from ortolan.export.trace.repeat import Layer, UnlikeBlocksError, copy_blocks, owner_of
 from ortolan.modeling.config import AttentionConfig
@@ -51,9 +52,6 @@ from ortolan.runtime.bundle.interface import (
 )
 from ortolan.runtime.bundle.manifest import State, StateType
 from ortolan.runtime.bundle.source import IDS
-
-ROWS, TOKENS = 1, 3
-"""Rows and tokens of the forward that shows what a module carries."""
 
 NESTED = 4
 """Depth to which lists and dictionaries in attributes are searched for tensors."""
@@ -114,70 +112,6 @@ class Carried:
         return states
 
 
-class _ObservedState(WholeState):
-    """A state that checks the axes of what a module passes to it."""
-
-    def seen(self) -> dict[object, object]:
-        """What is known of each state so far, by the keys of `Carried.keyed_states`."""
-        return {
-            **{layer: spec for layer, spec in self.layers.items()},
-            **{("extended", name): shape for name, shape in self.extended.items()},
-            **{("kept", name): shape for name, shape in self.kept.items()},
-        }
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """Check queries, keys and values."""
-        for kind, x in (("queries", query), ("keys", key), ("values", value)):
-            if x is not None:
-                call = f"attend: the {kind} of layer {layer}"
-                _check_axes(call, x, ("batch", "heads", "tokens", "channels"))
-        return super().attend(layer, query, key, value, **options)
-
-    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Check the channels."""
-        _check_axes(f"convolve: x of {name!r}", x, ("batch", "channels", "tokens"))
-        return super().convolve(name, x, weight, bias)
-
-    def tokens(self, x: Tensor) -> Sequence[Tensor]:
-        """Check the vectors."""
-        _check_axes("tokens: x", x, ("batch", "tokens"))
-        return super().tokens(x)
-
-    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        _check_axes(f"recall: like of {name!r}", like, ("batch",))
-        return super()._recall(name, shape, like)
-
-    def _keep(self, name: str, value: Tensor) -> None:
-        _check_axes(f"keep: the value of {name!r}", value, ("batch",))
-        super()._keep(name, value)
-
-    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        _check_axes(f"extend: x of {name!r}", x, ("batch", "tokens", "channels"))
-        return super()._extend(name, x)
-
-
-def _check_axes(call: str, x: Tensor, axes: Sequence[str]) -> None:
-    """Refuse a tensor whose rows or tokens lie on another axis."""
-    sizes = {"batch": ROWS, "tokens": TOKENS}
-    is_open = axes[-1] in sizes and len(axes) < 3  # further axes may follow
-    has_axes = x.dim() >= len(axes) if is_open else x.dim() == len(axes)
-    if not has_axes or any(
-        size != sizes.get(axis, size) for size, axis in zip(x.shape, axes, strict=False)
-    ):
-        listed = ", ".join((*axes, "...") if is_open else axes)
-        raise ConfigError(
-            f"{call} must be ({listed}) (got {tuple(x.shape)} for {ROWS} row of {TOKENS} tokens). "
-            "Swap axes before the call."
-        )
-
-
 class _ModuleGraph(Entry):
     """A module's step, with the inputs and outputs of a decoder's graph."""
 
@@ -217,7 +151,7 @@ def find_carried(module: nn.Module) -> Carried:
     """Find what a module carries, from one forward without memory."""
     name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):
-        twin, state = twin_of(module, None), _ObservedState()
+        twin, state = twin_of(module, None), ObservedState()
         with BlockRecorder(twin, state.seen) as recorder:
             logits = _call(twin, torch.zeros(ROWS, TOKENS, dtype=torch.int64), state)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != (ROWS, TOKENS):
