@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from ortolan.modeling.config import AlibiPositions, DecoderConfig, Placement
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import (
     DOWN,

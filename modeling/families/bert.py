@@ -24,8 +24,8 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
 from ortolan.modeling.families.classifier import head_hf_config, read_head
-from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
 from ortolan.modeling.weights import Entry, Table, Target, targets

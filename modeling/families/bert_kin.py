@@ -23,8 +23,8 @@ from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.bert import with_token_heads
 from ortolan.modeling.families.classifier import read_head
-from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import (
     DOWN,

@@ -17,8 +17,8 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.clip import BOTH, SIGLIP2_BOTH, SIGLIP_BOTH, layers, side
-from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import linear
 from ortolan.modeling.families.vit import read_heads

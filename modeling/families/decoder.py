@@ -17,6 +17,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.norms import RMS
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 
@@ -27,19 +28,6 @@ Windows = Sequence[int | None] | Callable[[ConfigReader], Sequence[int | None]] 
 """The sliding window of each layer, or a function that reads them; None if no layer has one."""
 
 Rotary = RotaryPositions | NoPositions | None
-
-
-def rms(eps: float, **fields: bool) -> NormConfig:
-    """An RMS norm."""
-    return NormConfig(kind="rms", eps=eps, **fields)
-
-
-RMS = rms(1e-6)
-
-
-def layer_norm(eps: float, **fields: bool) -> NormConfig:
-    """A layer norm."""
-    return NormConfig(kind="layer", eps=eps, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

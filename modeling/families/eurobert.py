@@ -5,8 +5,8 @@ from dataclasses import replace
 from ortolan.modeling.config import EncoderConfig, HeadLayer, LanguageModelHead, Pooling, as_encoder
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.classifier import read_head
-from ortolan.modeling.families.decoder import rms
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import linear
 from ortolan.modeling.weights import Table

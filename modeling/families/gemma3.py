@@ -9,9 +9,9 @@ from dataclasses import replace
 from ortolan.modeling.config import EncoderConfig, FeatureHead, PatchInput, Projection
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.clip import PREFIX, TOWER_WEIGHTS, read_siglip
-from ortolan.modeling.families.decoder import rms
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.llava import read_sides
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import gain
 from ortolan.modeling.weights import Table, Target

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
+from ortolan.modeling.families.decoder import DecoderFormat, Keys
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, qkv
 from ortolan.modeling.weights import Entry, Rows, Table, Target

@@ -7,9 +7,10 @@ GPT-NeoX-Japanese (abeja 2022) has a single bias, in the last layer. Phi-1, 1.5 
 from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
+from ortolan.modeling.families.decoder import DecoderFormat, Keys
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import one_window
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import (
     DOWN,

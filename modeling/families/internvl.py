@@ -15,9 +15,9 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.clip import PREFIX
-from ortolan.modeling.families.decoder import layer_norm, rms
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.llava import read_sides
+from ortolan.modeling.families.norms import layer_norm, rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import (
     DOWN,

@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from ortolan.modeling.config import DecoderConfig, LatentConfig, NormConfig
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.decoder import DecoderFormat, altered, rms
+from ortolan.modeling.families.decoder import DecoderFormat, altered
 from ortolan.modeling.families.experts import (
     SIGMOID_WEIGHTS,
     check_choice,
@@ -20,6 +20,7 @@ from ortolan.modeling.families.experts import (
     with_experts,
 )
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.families.tables import linear, without

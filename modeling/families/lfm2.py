@@ -1,7 +1,7 @@
 """LFM2 (Liquid AI 2025): short convolutions between two gates, and attention in some layers."""
 
 from ortolan.modeling.config import DecoderConfig, ShortConvConfig
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, rms
+from ortolan.modeling.families.decoder import DecoderFormat, Keys
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     CONV,
@@ -10,6 +10,7 @@ from ortolan.modeling.families.layer_kinds import (
     read_layer_kinds,
     with_mixers,
 )
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import either, linear
 from ortolan.modeling.weights import Table, Target

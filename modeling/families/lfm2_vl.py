@@ -8,9 +8,9 @@ from dataclasses import replace
 from ortolan.modeling.config import EncoderConfig, FeatureHead, Projection
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.clip import PREFIX, TOWER_WEIGHTS
-from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.llava import read_sides
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.siglip2 import read_siglip2
 from ortolan.modeling.families.tables import PROJECTION_NORM, PROJECTIONS

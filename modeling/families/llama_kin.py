@@ -12,7 +12,7 @@ from dataclasses import replace
 from ortolan.modeling.config import DecoderConfig, NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm, rms
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
@@ -25,6 +25,7 @@ from ortolan.modeling.families.layer_kinds import (
     windows_of,
 )
 from ortolan.modeling.families.llama import LLAMA
+from ortolan.modeling.families.norms import layer_norm, rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import NORM_1, NORM_2, QKV, gate_up, layer, linear, without
 from ortolan.modeling.weights import Table, Target

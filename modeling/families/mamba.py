@@ -16,9 +16,10 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation
-from ortolan.modeling.families.decoder import decoder_of, rms
+from ortolan.modeling.families.decoder import decoder_of
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import layers_of
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
 from ortolan.modeling.families.tables import linear
 from ortolan.modeling.weights import Table, Target

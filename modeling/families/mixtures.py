@@ -10,7 +10,7 @@ from dataclasses import replace
 from ortolan.modeling.config import DecoderConfig, LongRopeScaling, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import experts, granite, llama, llama_kin, olmo
-from ortolan.modeling.families.decoder import DecoderFormat, layer_norm, rms
+from ortolan.modeling.families.decoder import DecoderFormat
 from ortolan.modeling.families.experts import (
     MIXTRAL_EXPERTS,
     QWEN3_MOE_WEIGHTS,
@@ -27,6 +27,7 @@ from ortolan.modeling.families.layer_kinds import (
     read_window,
     windows_of,
 )
+from ortolan.modeling.families.norms import layer_norm, rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.families.tables import gate_up, without

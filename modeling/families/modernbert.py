@@ -16,7 +16,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.classifier import read_head
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
+from ortolan.modeling.families.decoder import DecoderFormat, Keys
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
@@ -25,6 +25,7 @@ from ortolan.modeling.families.layer_kinds import (
     read_layer_kinds,
     windows_of,
 )
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotaries
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, gate_up, layer, linear

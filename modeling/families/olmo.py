@@ -6,8 +6,9 @@ output of a sublayer, not its input, and queries and keys over all heads at once
 
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm, rms
+from ortolan.modeling.families.decoder import DecoderFormat, Keys
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm, rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import without
 from ortolan.modeling.weights import Table, Target

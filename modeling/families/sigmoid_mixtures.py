@@ -6,7 +6,7 @@ al. 2025), Solar Open (Upstage 2026), K-EXAONE (LG AI Research 2026) and MiniMax
 
 from ortolan.modeling.config import DecoderConfig, NoPositions
 from ortolan.modeling.families import experts, llama
-from ortolan.modeling.families.decoder import DecoderFormat, rms
+from ortolan.modeling.families.decoder import DecoderFormat
 from ortolan.modeling.families.experts import (
     MIXTRAL_EXPERTS,
     QWEN3_MOE_WEIGHTS,
@@ -26,6 +26,7 @@ from ortolan.modeling.families.layer_kinds import (
     read_window,
     windows_of,
 )
+from ortolan.modeling.families.norms import rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 

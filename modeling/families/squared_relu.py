@@ -6,8 +6,9 @@ norms without weights, those of queries and keys after the rotation, which goes 
 
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm, rms
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm, rms
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import DOWN, UP, gain, without
 from ortolan.modeling.weights import Table, Target

@@ -13,8 +13,8 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
 from ortolan.modeling.families.classifier import BASE, head_hf_config, read_classifier
-from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import (
     DOWN,

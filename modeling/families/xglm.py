@@ -4,8 +4,9 @@ import math
 
 from ortolan.modeling.config import DecoderConfig, SinusoidalPositions
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.norms import layer_norm
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, UP, layer, linear, qkv
 from ortolan.modeling.weights import Table, Target
