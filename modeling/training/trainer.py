@@ -16,9 +16,18 @@ from ortolan.modeling.checkpoint.folder import replaced, write
 from ortolan.modeling.checkpoint.json_file import write_json
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.calibration import write_calibration
-from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
-from ortolan.modeling.training.tasks import task_of
+from ortolan.modeling.training.recipe import OptimizerRecipe, Recipe, read_recipe
+from ortolan.modeling.training.source import arguments_of, named_object
+from ortolan.modeling.training.tasks.language_model import LanguageModelTask
 from ortolan.modeling.training.tasks.task import Batch, Task
+from ortolan.modeling.training.tasks.text_classification import TextClassificationTask
+from ortolan.modeling.training.tasks.translation import TranslationTask
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "language-model": LanguageModelTask,
+    "text-classification": TextClassificationTask,
+    "translation": TranslationTask,
+}
 
 
 def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
@@ -43,6 +52,32 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     run.train()
     run.finish()
     return folder
+
+
+def task_of(recipe: Recipe, folder: Path) -> Task:
+    """Construct the task of a recipe: read its data and build its model.
+
+    Its paths are relative to `folder`.
+    """
+    options = dict(recipe.task)
+    name, source = options.pop("name", None), options.pop("source", None)
+    if (name is None) is (source is None):
+        raise RecipeError(
+            f"[task] needs either a name ({', '.join(TASKS)}) or a source, such as "
+            "'task.py:MyTask'."
+        )
+    if source is not None:
+        build = named_object(source, folder, "task")
+    elif name in TASKS:
+        build = TASKS[name]
+    else:
+        raise RecipeError(
+            f"task.name must be one of {', '.join(TASKS)} (got {name!r}). For another task, name "
+            "its class with task.source."
+        )
+    arguments = arguments_of(build, options, "task", other=("recipe", "folder"))
+    task: Task = build(recipe, folder, **arguments)
+    return task
 
 
 def _check(recipe: OptimizerRecipe) -> None:

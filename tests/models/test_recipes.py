@@ -8,7 +8,7 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.families import family_of
 from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.source import arguments_of, named_object
-from ortolan.modeling.training.tasks import TASKS
+from ortolan.modeling.training.trainer import TASKS
 
 MODELS = Path(__file__).parents[2] / "models"
 

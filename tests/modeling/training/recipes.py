@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ortolan.modeling.training import tasks
+from ortolan.modeling.training import trainer
 from ortolan.modeling.training.recipe import read_recipe
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -151,4 +151,4 @@ def task_of(folder: Path, recipe: str, old: str = "", new: str = "") -> Any:
     """The task of a recipe, with one change, and random weights that are always the same."""
     path = write_recipe(folder, recipe, old, new)
     torch.manual_seed(0)
-    return tasks.task_of(read_recipe(path), folder)
+    return trainer.task_of(read_recipe(path), folder)
