@@ -83,7 +83,7 @@ def trace_of(
         return tidy(trace_module(module, carried, dtype=torch.float32, tied={}))
 
 
-@pytest.mark.parametrize(("kinds", "copied"), [("aaaa", 3), ("accacc", 4), ("anc", 0)])
+@pytest.mark.parametrize(("kinds", "copied"), [("aaaa", 3), ("accacc", 4), ("can", 0)])
 def test_copied_blocks_make_the_graph_of_the_whole_module(
     kinds: str, copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
