@@ -153,8 +153,7 @@ def _advised(checkpoint: Checkpoint, via: Via | None) -> Iterator[None]:
         yield
     except ConfigError as error:
         name, model_type = architecture_of(checkpoint.values), checkpoint.values.get("model_type")
-        is_text = not name or name.endswith(LANGUAGE_MODELS)
-        is_known = is_text and is_installed() and knows(str(model_type))
+        is_known = name.endswith(LANGUAGE_MODELS) and is_installed() and knows(str(model_type))
         if via is None and is_known:
             raise ConfigError(f"{error} Or read it with --via transformers.") from error
         raise
