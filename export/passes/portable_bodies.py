@@ -47,7 +47,7 @@ def _kind(node: ir.Node) -> str:
     has = {name for name, value in zip(INPUTS, node.inputs, strict=False) if value is not None}
     kinds = {
         "whole": "past_key" not in has,
-        "both ways": not node.attributes.get_int("causal", 1),
+        "causal or not": "causal" in node.attributes,
         "biased": "attention_bias" in has,
         "rotary": "cos" in has,
         "interleaved": bool(node.attributes.get_int("rotary_interleaved", 0)),
@@ -78,6 +78,14 @@ class _Body(StandardAttention):
     def number(self, attribute: str) -> ir.Value:
         return self.new.Constant(value_int=_of_caller(attribute, "value_int", "INT"))
 
+    def seen(self, positions: ir.Value, slots: ir.Value, last: ir.Value) -> ir.Value:
+        if "causal" not in self.node.attributes:
+            return self.reached(positions, slots)
+        new = self.new
+        sees_all = new.Equal(self.number("causal"), 0)
+        is_text = new.LessOrEqual(slots, new.Unsqueeze(last, [1, 2, 3]))
+        return new.And(new.Or(self.reached(positions, slots), sees_all), is_text)
+
     def near(self, distance: ir.Value, seen: ir.Value) -> ir.Value:
         size = self.number("local_window_size")  # -1 reaches to the start
         window = self.new.Where(self.new.Greater(size, 0), size, _UNBOUNDED)
@@ -100,10 +108,6 @@ class _Body(StandardAttention):
             # No score can outweigh -inf.
             never = new.CastLike(float("-inf"), added.bias)
             mask = new.Where(added.seen, added.bias, never)
-        elif not self.node.attributes.get_int("causal", 1):
-            # onnxruntime broadcasts no mask over the queries.
-            queries = new.Shape(qkv[0], start=2, end=3)
-            mask = new.Expand(mask, new.Concat([1, 1], queries, [1], axis=0))
         attributes = {name: _of_caller(name, name, "FLOAT") for name in ("scale", "softcap")}
         return new.Attention(*qkv, mask, **attributes)
 

@@ -78,6 +78,17 @@ class StandardAttention(ABC):
         """The cache `past` with the tokens of x from `start_B` on."""
         return self.new.TensorScatter(past, x, start_B, axis=2)
 
+    def seen(self, positions: ir.Value, slots: ir.Value, last: ir.Value) -> ir.Value:
+        """Which keys `(T,)` each token at `(B, S)` attends to, of those up to `last`, `(B,)`."""
+        if self.node.attributes.get_int("causal", 1):
+            return self.reached(positions, slots)
+        return self.new.LessOrEqual(slots, self.new.Unsqueeze(last, [1, 2, 3]))
+
+    def reached(self, positions: ir.Value, slots: ir.Value) -> ir.Value:
+        """The keys up to each token, as far back as the window reaches."""
+        distance = self.new.Sub(self.new.Unsqueeze(positions, [1, 3]), slots)
+        return self.near(distance, self.new.GreaterOrEqual(distance, 0))
+
     def outputs(self, inputs: Sequence[ir.Value | None]) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Insert everything; return the output `(B, S, H * D)` and all keys and values.
 
@@ -94,7 +105,7 @@ class StandardAttention(ABC):
         if past_key is None or past_value is None:
             positions = new.Expand(steps, new.Shape(query, start=0, end=2))
         else:
-            total = new.Cast(total, to=ir.DataType.INT64)
+            total = new.Squeeze(new.Cast(total, to=ir.DataType.INT64))
             is_prompt = new.Equal(total, count)
             start_B = new.Where(is_prompt, 0, new.Sub(new.Add(last, 1), count))
             positions = new.Add(new.Unsqueeze(start_B, [1]), steps)
@@ -115,11 +126,7 @@ class StandardAttention(ABC):
             slots = new.Range(0, total, 1)
         elif past_key is not None:
             slots = new.Range(0, new.Squeeze(new.Shape(past_key, start=2, end=3)), 1)
-        if self.node.attributes.get_int("causal", 1):
-            distance = new.Sub(new.Unsqueeze(positions, [1, 3]), slots)
-            seen = self.near(distance, new.GreaterOrEqual(distance, 0))
-        else:
-            seen = new.LessOrEqual(slots, new.Unsqueeze(last, [1, 2, 3]))
+        seen = self.seen(positions, slots, last)
         out_BHSD = self.attended((q, k, v), Added(bias, seen, sinks))
         out_BSHD = new.Transpose(out_BHSD, perm=[0, 2, 1, 3])
         return new.Reshape(out_BSHD, [0, 0, -1]), *presents

@@ -245,7 +245,7 @@ def read_processor(
     inert = DERIVED | INERT if defaults.max_image_tokens is not None else INERT
     unknown = [key for key in values.keys() - read - inert if values[key] is not False]
     if unknown:
-        raise refused(f"keys of {name}ImageProcessor", ", ".join(sorted(unknown))[:200])
+        raise refused(f"known keys of {name}ImageProcessor", ", ".join(sorted(unknown))[:200])
     implied = _of_model(defaults, source) if isinstance(source, GridInput) else {}
     given = implied | {key: values[key] for key in read}
     try:

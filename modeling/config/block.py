@@ -115,15 +115,17 @@ class FeedForwardConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig(Config):
-    """One layer, with a sublayer `f` and norms placed as follows.
+    """One layer.
 
-        `pre`            x + f(norm(x))
-        `post`           norm(x + f(x))
-        `pre_residual`   norm(x) + f(norm(x))
-        `inner_post`     x + norm(f(x))
-        `sandwich`       x + norm(f(norm(x))), two norms
-        `parallel`       x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J")
-        `parallel_norms` the same with two norms
+    A sublayer `f` and its norms are placed as follows::
+
+        pre             x + f(norm(x))
+        post            norm(x + f(x))
+        pre_residual    norm(x) + f(norm(x))
+        inner_post      x + norm(f(x))
+        sandwich        x + norm(f(norm(x))), two norms
+        parallel        x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, GPT-J)
+        parallel_norms  the same with two norms
 
     What a sublayer adds to the stream is multiplied by `residual_scale`, and with `layer_scale` by
     a trained vector (Touvron et al. 2021, "CaiT").

@@ -21,6 +21,7 @@ highlight_language = "text"  # of indented blocks, most of which are pictures
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", ".*"),  # annotations name other projects and internals
+    ("py:obj", r"typing\.Annotated.*"),  # bounds of numbers
     ("py:exc", r"concurrent\..*|CancelledError"),  # the standard library
 ]
 
