@@ -6,7 +6,8 @@ OrtolanError
     ├── LayoutError        a model does not fit another layout
     ├── OutputError        the target is taken, locked or not writable
     ├── PlacementError     the device lacks kernels for some nodes
-    └── ParityError        the bundle disagrees with PyTorch
+    ├── ParityError        the bundle disagrees with PyTorch
+    └── WitnessError       the publisher's code disagrees with the bundle
 """
 
 from collections.abc import Iterable
@@ -49,6 +50,12 @@ class ParityError(ExportError):
     """The bundle disagrees with PyTorch and was deleted."""
 
     code: ClassVar[str] = "parity"
+
+
+class WitnessError(ExportError):
+    """The publisher's code reads the checkpoint differently; the bundle was deleted."""
+
+    code: ClassVar[str] = "witness"
 
 
 def not_among(name: str, value: object, choices: Iterable[object]) -> OptionError:

@@ -17,6 +17,7 @@ Cache = Literal["float", "int8"]
 PrefillPrecision = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
+WitnessTopic = Literal["special tokens", "texts", "chats", "logits", "completions"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 GROUP_SIZES: tuple[GroupSize, ...] = get_args(GroupSize)
@@ -127,6 +128,8 @@ class ExportOptions:
             where there is one.
         adapter: a PEFT adapter to merge into the checkpoint: its folder, or its name on the Hub.
         text_only: leave out the encoder of the images that a language model reads.
+        witness: ask transformers, where it is installed, what it makes of the same files.
+        accept_difference: topics in which the bundle may differ from what transformers answers.
     """
 
     graphs: Graphs = "unified"
@@ -144,6 +147,8 @@ class ExportOptions:
     via: Via | None = None
     adapter: str | Path | None = None
     text_only: bool = False
+    witness: bool = True
+    accept_difference: tuple[WitnessTopic, ...] = ()
 
 
 DEFAULTS = ExportOptions()

@@ -1,5 +1,6 @@
 """From a trained model to a bundle: the steps, in order."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from ortolan.export.source import Source, open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.windows import with_windows
+from ortolan.export.witness.ask import ask, check_accepted
 from ortolan.export.write import derived, trace, write
 from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
@@ -99,7 +101,9 @@ def export(
     Raises:
         OrtolanError: see `export.errors`, and `modeling.errors` for the source.
     """
+    started = time.monotonic()
     return_large_memory()
+    check_accepted(options.accept_difference)
     report = progress or silent
     source = located(source, revision=revision, via=options.via, progress=progress)
     model = _open(source, max_context, options, reference)
@@ -114,7 +118,10 @@ def export(
         if progress is not None and plan.auto is None:
             expected_s = seconds_of(model, plan, writes=data.file is None, flops=core_flops())
             progress(ESTIMATE, 0, round(expected_s))
-        _build(folder, model, plan, data, report)
+        manifest = _build(folder, model, plan, data, report)
+        elapsed_s = time.monotonic() - started
+        witness = ask(folder, source, options, elapsed_s=elapsed_s, progress=report)
+        write_manifest(folder, msgspec.structs.replace(manifest, witness=witness))
     bundle = open_bundle(out)
     # what was made here needs no first load in a subprocess
     for made in (bundle, *open_parts(bundle).values()):

@@ -36,6 +36,7 @@ from ortolan.runtime.bundle.parts import (
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.text_source import TextSource
+from ortolan.runtime.bundle.witness import Witness
 from ortolan.runtime.errors import BundleKindError
 
 NAME = "manifest.json"
@@ -293,6 +294,7 @@ class Manifest(Record, frozen=True, kw_only=True):
             needs; see `ortolan.runtime.graph.vocabulary`.
         unverified: why the export could not replay the certificate; `None` if it did.
         quality: distance from the trained model; `None` if it was not measured.
+        witness: what the publisher's own code answered; left out by exports that did not ask.
         images: vectors of images that a decoder reads; left out if it reads none.
         sounds: vectors of sounds that a decoder reads; left out if it reads none.
         hidden_states: states for a head that predicts further tokens; left out if there is none.
@@ -325,6 +327,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     foreign_operators: Annotated[tuple[Form, ...], Meta(max_length=limits.MAX_FOREIGN_FORMS)] = ()
     unverified: Label | None = None
     quality: Quality | None = None
+    witness: Witness | None = None
     images: Features | None = None
     sounds: Features | None = None
     hidden_states: HiddenStates | None = None

@@ -158,7 +158,9 @@ def _origin(bundles: Sequence[Bundle], folders: Sequence[str]) -> Iterator[str]:
     yield f"exported with {_plain(versions)}"
     for bundle, folder in zip(bundles, folders, strict=True):
         what = f"`{folder}` " if folder else ""
-        own = bundle.manifest.provenance
+        own, witness = bundle.manifest.provenance, bundle.manifest.witness
+        if witness is not None:
+            yield f"{what}witness: {_plain(witness.summary)}"
         if own.calibrated_on is not None:
             yield f"{what}calibrated on {_plain(own.calibrated_on)}"
         if own.left_out:

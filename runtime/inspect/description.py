@@ -9,6 +9,7 @@ import msgspec
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.bundle.witness import Witness
 from ortolan.runtime.engine.memory_plan import MemoryPlan, plan_memory
 from ortolan.runtime.errors import SamplingError
 from ortolan.runtime.generation.recommended import Recommendation, recommendation
@@ -20,7 +21,7 @@ _PLAIN = "ai.onnx::Softmax"
 
 _OF_MANIFEST = (
     *("kind", "takes", "gives", "attention_maps", "has_head", "precision", "devices"),
-    *("unverified", "quality", "context_length", "vocab_size"),
+    *("unverified", "quality", "witness", "context_length", "vocab_size"),
 )
 
 
@@ -75,6 +76,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     unverified: str | None
     quality: Quality | None
+    witness: Witness | None
     context_length: int
     vocab_size: int
     total_bytes: int

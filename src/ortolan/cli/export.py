@@ -14,7 +14,7 @@ from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.help import LongCommand, section
-from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.output import print_json, print_table, quality_rows, size, witness_row
 from ortolan.cli.progress import progress
 from ortolan.export import options as choices
 from ortolan.export.errors import OptionError
@@ -184,6 +184,18 @@ def _choice(literal: Any) -> click.Choice[str]:
     "texts.",
 )
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
+@_proof(
+    "--witness/--no-witness",
+    default=True,
+    help="Ask transformers, where it is installed, what it makes of the same files, and reject a "
+    "bundle that answers otherwise.",
+)
+@_proof(
+    "--accept-difference",
+    type=_choice(choices.WitnessTopic),
+    multiple=True,
+    help="Keep a bundle that answers otherwise than transformers on this topic; repeatable.",
+)
 @_reading("--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub.")
 @_reading("--tokenizer", type=options.path, help="A tokenizer.json. Default: the checkpoint's own.")
 @_reading(
@@ -269,6 +281,7 @@ def _report(
                 **{name: getattr(measured, name, None) for name in _FIGURES},
                 "weights": msgspec.to_builtins(measured and measured.weights),
                 "quality": msgspec.to_builtins(manifest.quality),
+                "witness": msgspec.to_builtins(manifest.witness),
             }
         )
         return
@@ -284,6 +297,7 @@ def _report(
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
             *quality_rows(manifest.quality),
+            witness_row(manifest.witness),
         ]
     )
 

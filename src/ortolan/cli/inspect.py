@@ -12,7 +12,7 @@ from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.checkpoints import print_preview
 from ortolan.cli.opening import bundle_in
-from ortolan.cli.output import Row, print_json, print_table, quality_rows, size
+from ortolan.cli.output import Row, print_json, print_table, quality_rows, size, witness_row
 from ortolan.cli.progress import progress
 from ortolan.runtime.bundle.kinds import KINDS
 
@@ -126,6 +126,7 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
             ("device", f"not verified: {about.unverified}" if about.unverified else None),
             ("first load", None if trial is None else loads.get(trial.outcome, trial.text)),
             *quality_rows(about.quality),
+            witness_row(about.witness),
             ("calibrated", f"on {about.calibrated_on}" if about.calibrated_on else None),
             ("input", about.takes),
             ("output", ": ".join(filter(None, (about.gives, _first_names(about.labels))))),

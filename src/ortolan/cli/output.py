@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.quality import Quality
+    from ortolan.runtime.bundle.witness import Witness
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -45,6 +46,11 @@ def quality_rows(quality: "Quality | None") -> list[Row]:
         return []
     nearer = f"nearer with {' or '.join(quality.advice)}" if quality.advice else None
     return [("quality", quality.summary), ("", nearer)]
+
+
+def witness_row(witness: "Witness | None") -> Row:
+    """Row: what the publisher's own code answered when the bundle was made."""
+    return ("witness", None if witness is None else witness.summary)
 
 
 def size(count: float) -> str:

@@ -12,7 +12,7 @@ from ortolan import runtime
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.opening import bundle_of
-from ortolan.cli.output import print_json, print_table
+from ortolan.cli.output import print_json, print_table, witness_row
 from ortolan.cli.progress import progress
 
 
@@ -63,10 +63,13 @@ def verify_command(
             **settings,
             progress=partial(steps, "verify"),
         )
+    manifest = runtime.open_bundle(path).manifest
     if as_json:
-        own = runtime.open_bundle(path).manifest.quality if adapter is None else None
-        quality = own or report.quality
-        print_json({**msgspec.to_builtins(report), "quality": msgspec.to_builtins(quality)})
+        recorded = {
+            "quality": (manifest.quality if adapter is None else None) or report.quality,
+            "witness": manifest.witness,
+        }
+        print_json(msgspec.to_builtins(report) | msgspec.to_builtins(recorded))
         return int(report.verdict == "FAIL")
     phases = ", ".join(f"{phase.positions} {name}" for name, phase in report.phases.items())
     print_table(
@@ -76,6 +79,7 @@ def verify_command(
             ("batch", report.surroundings.summary if report.surroundings else None),
             ("exact", report.exact.summary if report.exact else None),
             ("quality", report.quality.summary),
+            witness_row(manifest.witness),
             ("media", report.media.device_summary if report.media else None),
             ("texts", report.texts.device_summary if report.texts else None),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),

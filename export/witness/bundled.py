@@ -1,0 +1,65 @@
+"""The bundle as its users meet it: loaded through `ortolan.runtime`."""
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.loading import load
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import read_certificate
+
+FLOAT32 = 2e-4
+"""Largest difference between float32 kernels, relative to the largest number of an answer.
+
+Measured: at most 1e-4 over all supported types (`docs/families.md`)."""
+
+TOLERANCE: Mapping[str, float] = {"fp32": FLOAT32, "fp16": 5e-2}
+"""By precision. Rounded weights compute other numbers, which the certificate bounds instead."""
+
+
+class Bundled:
+    """A bundle that was just written.
+
+    Attributes:
+        bundle: its files.
+        has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
+    """
+
+    def __init__(self, folder: Path, *, has_own_tokenizer: bool = False) -> None:
+        self.bundle = open_bundle(folder)
+        self.has_own_tokenizer = has_own_tokenizer
+
+    @property
+    def manifest(self) -> Manifest:
+        """Description of the bundle."""
+        return self.bundle.manifest
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference of numbers that the precision explains."""
+        return TOLERANCE.get(self.manifest.precision, math.inf)
+
+    @property
+    def has_exact_numbers(self) -> bool:
+        """Whether its numbers can be compared with those of the trained model."""
+        return self.manifest.precision == "fp32" and "cpu" in self.manifest.devices
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """Its certificate, whose reference our readers and PyTorch computed."""
+        return read_certificate(self.bundle)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None where it has none, or not that of the checkpoint."""
+        return None if self.has_own_tokenizer else open_tokenizer(self.bundle)
+
+    @cached_property
+    def model(self) -> Any:
+        """The loaded model."""
+        return load(self.bundle.path, device="cpu", isolate=False)

@@ -1,0 +1,114 @@
+"""The subprocess of a witness: `python -m ortolan.export.witness.child BRIEF`.
+
+Prints one JSON object per topic as soon as it is answered, so that what was asked before the time
+ran out counts. Whatever the publisher's libraries print goes to stderr.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ortolan.export.witness.brief import Brief, Finding
+
+
+def main(argument: str) -> None:
+    """Answer a brief."""
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    brief = msgspec.json.decode(argument, type=Brief)
+    for finding in answers(brief):
+        results.write(msgspec.json.encode(finding) + b"\n")
+        results.flush()
+
+
+def answers(brief: Brief) -> Iterator[Finding]:
+    """The findings of a brief; the first, without a topic, says that the libraries are loaded."""
+    warnings.simplefilter("ignore")
+    import torch
+
+    from ortolan.export.witness.bundled import Bundled
+    from ortolan.export.witness.publisher import Publisher, quiet
+    from ortolan.export.witness.topics import TOPICS
+
+    quiet()
+    if brief.threads is not None:
+        torch.set_num_threads(brief.threads)
+    bundled = Bundled(Path(brief.bundle), has_own_tokenizer=brief.has_own_tokenizer)
+    publisher = Publisher(
+        Path(brief.checkpoint),
+        kind=bundled.manifest.kind,
+        adapter=None if brief.adapter is None else Path(brief.adapter),
+    )
+    yield Finding(topic="", by=publisher.name)
+    _limit(brief.memory)
+    for topic in TOPICS:
+        finding = _ask(topic, bundled, publisher)
+        if finding is not None:
+            yield finding
+
+
+def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
+    """Ask every question of a topic; None where it does not apply."""
+    from ortolan.errors import OrtolanError
+    from ortolan.export.witness.compare import Comparison
+    from ortolan.export.witness.publisher import UnansweredError
+
+    finding = Finding(topic=topic.name, by=publisher.name)
+    try:
+        questions = topic.questions(bundled)
+    except UnansweredError as error:
+        return msgspec.structs.replace(finding, unasked=f"{error}")
+    if not questions:
+        return None
+    tolerance = bundled.tolerance if topic.tolerance is None else topic.tolerance
+    agreed, asked, largest, first, unasked = 0, 0, None, None, None
+    for name, question in questions.items():
+        try:
+            theirs = topic.theirs(publisher, question)
+        except UnansweredError as error:
+            unasked = f"{error}"
+            break
+        except MemoryError:
+            unasked = "not enough memory for the publisher's code"
+            break
+        except Exception as error:
+            # a question that the publisher's code itself fails on
+            unasked = f"{publisher.name} fails on {name}: {type(error).__name__}"
+            continue
+        comparison = Comparison(tolerance)
+        try:
+            answer = topic.ours(bundled, question)
+            if answer is None and theirs is None:
+                continue  # neither has such a thing
+            comparison.compare(answer, theirs)
+            problem = None if comparison.first is None else f"{comparison.first}"
+        except OrtolanError as error:
+            problem = f"the bundle fails with {type(error).__name__}: {error}"
+        asked += 1
+        agreed += problem is None
+        if problem is not None and first is None:
+            first = f"{name}: {problem}"
+        if comparison.largest is not None:
+            largest = max(comparison.largest, largest or 0.0)
+    return msgspec.structs.replace(
+        finding, questions=asked, agreed=agreed, largest=largest, first=first, unasked=unasked
+    )
+
+
+def _limit(memory: int | None) -> None:
+    """Fail with a MemoryError rather than push the machine into swapping."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

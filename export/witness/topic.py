@@ -1,0 +1,30 @@
+"""A topic: questions, and the two that answer them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ortolan.export.options import WitnessTopic
+from ortolan.export.witness.bundled import Bundled
+from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.publisher import Publisher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """Questions of one kind.
+
+    Attributes:
+        name: in messages, in the plural; also the value of `--accept-difference`.
+        questions: by name, for a bundle; none where the topic does not apply.
+        ours: the bundle's answer to one question.
+        theirs: the publisher's answer. Raises `UnansweredError` where its code cannot tell.
+        tolerance: largest difference of numbers relative to the largest of an answer; by default
+            that of the bundle's precision.
+    """
+
+    name: WitnessTopic
+    questions: Callable[[Bundled], Mapping[str, Any]]
+    ours: Callable[[Bundled, Any], Answer]
+    theirs: Callable[[Publisher, Any], Answer]
+    tolerance: float | None = None

@@ -1,0 +1,48 @@
+"""Token ids and decoded texts: languages, code, emoji, spaces, and control tokens."""
+
+from collections.abc import Mapping
+
+from ortolan.export.witness.bundled import Bundled
+from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.texts import TEXTS as PLAIN
+from ortolan.export.witness.topic import Topic
+
+MOST_CONTROL = 12
+"""Control tokens that are written into texts: the first and the last of the vocabulary."""
+
+
+def questions(bundled: Bundled) -> Mapping[str, str]:
+    """Texts, by what is particular about them."""
+    tokenizer = bundled.tokenizer
+    if tokenizer is None:
+        return {}
+    special = tokenizer.special_ids()
+    half = MOST_CONTROL // 2
+    shown = special if len(special) <= MOST_CONTROL else [*special[:half], *special[-half:]]
+    control = {}
+    for number, token in enumerate(shown):
+        text = tokenizer.text_of(token)
+        # alone, after a space, between words, and at the end
+        form = ("{}", "a {}", "one{}two", " {} ", "({})")[number % 5]
+        control[f"{text} in a text"] = form.format(text)
+    return {**{repr(text[:32]): text for text in PLAIN}, **control}
+
+
+def ours(bundled: Bundled, text: str) -> Answer:
+    """Ids, and what they decode to."""
+    tokenizer = bundled.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(text)
+    return {"ids": ids, "decoded": tokenizer.decode(ids)}
+
+
+def theirs(publisher: Publisher, text: str) -> Answer:
+    """The same from the publisher's tokenizer."""
+    tokenizer = publisher.tokenizer
+    ids = list(tokenizer(text)["input_ids"])
+    decoded = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return {"ids": ids, "decoded": decoded}
+
+
+TEXTS = Topic(name="texts", questions=questions, ours=ours, theirs=theirs)
