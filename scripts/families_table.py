@@ -125,8 +125,8 @@ the same tokens.
 
 * **family**: built from Ortolan's own layers. A type with a figure in this column takes this way,
   and the other with `--via transformers`.
-* **transformers**: traced from the code of transformers, for every other type. Needs
-  `ortolan[transformers]`, and exports no attention maps.
+* **transformers**: traced from the code of transformers, for every other type;
+  exports no attention maps.
 
 A type has a family if
 

@@ -88,9 +88,8 @@ class Comparison:
             return
         if not theirs.size or self.tolerance == np.inf:
             return
-        # infinite in both: a masked logit
-        alike = ours == theirs
-        gaps = np.where(alike, 0.0, np.abs(ours - theirs))
+        with np.errstate(invalid="ignore"):  # infinite in both: a masked logit
+            gaps = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
         finite = theirs[np.isfinite(theirs)]
         scale = float(np.abs(finite).max()) if finite.size else 0.0
         error = float(gaps.max()) / max(scale, SMALLEST)

@@ -35,8 +35,8 @@ ABSENT = {
     "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
     "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
-    "export": ("transformers", "matplotlib", "PIL", "sklearn", "num2words"),
-    "docs": ("transformers", "sklearn", "num2words"),
+    "export": ("matplotlib", "PIL", "sklearn", "num2words"),
+    "docs": ("sklearn", "num2words"),
     "train": ("transformers", "onnx", "onnxruntime", "sklearn", "num2words", "sacrebleu"),
 }
 """Packages that an extra must not install."""
@@ -127,7 +127,7 @@ def test_an_extra_installs_only_what_it_needs(extra: str, programs: Files) -> No
         ("export", "export <models>/pythonic <fp32>", "PASS"),
         ("export", "export <models>/digits <int4> --precision int4", "PASS"),
         ("export", "export <models>/numerals <int8> --precision int8", "PASS"),
-        ("transformers", "export <lfm2_moe> <from-transformers>", "PASS"),
+        ("export", "export <lfm2_moe> <from-transformers>", "PASS"),
         ("gguf", "export <gguf> <from-gguf>", "PASS"),
     ],
 )

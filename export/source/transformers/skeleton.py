@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IGNORED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
 """Config keys about the weights' files and the program that wrote them."""
 
-INSTALL = "pip install 'ortolan[transformers]'"
+INSTALL = "pip install 'ortolan[export]'"
 
 
 def is_installed() -> bool:

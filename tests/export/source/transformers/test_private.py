@@ -129,7 +129,7 @@ def test_only_one_file_imports_what_is_not_public() -> None:
 def versions() -> list[str]:
     """The oldest version of pyproject.toml, and "" for the newest one."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-    extra = " ".join(project["project"]["optional-dependencies"]["transformers"])
+    extra = " ".join(project["project"]["optional-dependencies"]["export"])
     oldest = re.search(r"transformers>=([\d.]+)", extra)
     assert oldest is not None
     return [f"=={oldest[1]}", ""]
