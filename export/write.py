@@ -27,7 +27,7 @@ from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import bound
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes
-from ortolan.export.proof.witness import Witness
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes, needs_inputs
 from ortolan.export.quantize.rounding import QuantizedWeight
@@ -171,14 +171,14 @@ def _write_files(
     else:
         specialized = specialize(graphs, plan, {})
     check_placement(specialized.graphs, plan)
-    witness = Witness(specialized.graphs.values())
+    sums = WeightSums(specialized.graphs.values())
     stored = store(
         folder,
         specialized,
         model,
         plan,
         codes,
-        witness=witness,
+        sums=sums,
         origin=inputs.origin,
         progress=progress,
     )
@@ -194,4 +194,4 @@ def _write_files(
             files.write(folder / name, companion)
         else:
             files.copy(companion, folder / name)
-    return stored, witness.finish()
+    return stored, sums.finish()

@@ -33,7 +33,7 @@ the second. Browsers cannot open files of 2 GiB. A larger tensor has a file of i
 
 
 class WeightRecorder(Protocol):
-    """Records what the weights of a bundle must compute (`ortolan.export.proof.witness`)."""
+    """Records what the weights of a bundle must compute (`ortolan.export.proof.weight_sums`)."""
 
     def reads(self, name: str) -> bool:
         """Whether a product reads an initializer."""
@@ -68,11 +68,11 @@ class BlobWriter:
         folder: Path,
         *,
         sizes: Mapping[str, int],
-        witness: WeightRecorder,
+        sums: WeightRecorder,
         progress: Progress = silent,
     ) -> None:
         """Start the file; `sizes`, the bytes of every initializer, decide when a file is full."""
-        self.witness = witness
+        self.sums = sums
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
         self._written, self._sizes, self._total = 0, sizes, sum(sizes.values())
@@ -98,7 +98,7 @@ class BlobWriter:
             self._start()
         self._write(bytes(pages(self._offset) - self._offset))
         start, digest = self._offset, sha256()
-        is_stored = not self.witness.reads(name)
+        is_stored = not self.sums.reads(name)
         for chunk in chunks:
             self._write(chunk)
             if is_stored:
@@ -109,7 +109,7 @@ class BlobWriter:
         if alias is not None:
             self.alias(alias, name)
         if is_stored:
-            self.witness.stored(name, digest.hexdigest())
+            self.sums.stored(name, digest.hexdigest())
 
     def alias(self, name: str, of: str) -> None:
         """Let one initializer read the bytes of another."""
@@ -157,7 +157,7 @@ def write_rest(
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
                 stored = dtype if table is None else to_torch_dtype(type_of(value))
                 shape = static_shape(value)
-                chunks = _chunks(writer.witness, name, shape, rows, stored)
+                chunks = _chunks(writer.sums, name, shape, rows, stored)
                 writer.add(name, chunks)
 
 
@@ -202,7 +202,7 @@ def _slice(table: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _chunks(
-    witness: WeightRecorder,
+    sums: WeightRecorder,
     name: str,
     shape: tuple[int, ...],
     rows: Callable[[int, int], Tensor],
@@ -213,5 +213,5 @@ def _chunks(
     length = shape[0] if shape else 1  # a scalar
     for start in range(0, length, step):
         stored = narrowed(name, rows(start, min(start + step, length)), dtype)
-        witness.initializer(name, start, stored)
+        sums.initializer(name, start, stored)
         yield raw(stored)

@@ -56,7 +56,7 @@ def write_portable(
     for weight in quantized:
         name = weight.name
         described, codes = _whole(_with_scales(weight, dtype))
-        writer.witness.weight(f"{name}{COLUMNS}", 0, dequantize(codes))
+        writer.sums.weight(f"{name}{COLUMNS}", 0, dequantize(codes))
         scales = codes.scales.to(dtype)
         written.append(described)
         if f"{name}{COLUMNS}" in wanted:
@@ -69,12 +69,12 @@ def write_portable(
             # Without zero points, codes are signed.
             middle = weight.scheme.middle if codes.zeros is None else 0
             writer.add(f"{name}{ROWS}", [raw(codes.values - middle)])
-            writer.witness.weight(f"{name}{ROW_SCALES}", 0, scales)
+            writer.sums.weight(f"{name}{ROW_SCALES}", 0, scales)
             writer.add(f"{name}{ROW_SCALES}", [raw(scales)])
             if codes.zeros is not None:
                 writer.add(f"{name}{ROW_ZEROS}", [raw(codes.zeros)])
         if f"{name}{TABLE}" in wanted:
-            writer.witness.weight(f"{name}{TABLE}", 0, dequantize(codes))
+            writer.sums.weight(f"{name}{TABLE}", 0, dequantize(codes))
             writer.add(f"{name}{TABLE}", [raw(pack(codes))])
             writer.add(f"{name}{SCALES}", [raw(scales)])
             zeros = pack_zeros(codes)
@@ -94,7 +94,7 @@ def write_channels(
         writer.add(f"{name}{CHANNELS}", [raw(values_KN)])
         writer.add(f"{name}{CHANNEL_SCALES}", [raw(scales_N)])
         values_NK = values_KN.T * scales_N[:, None]
-        writer.witness.weight(f"{name}{CHANNELS}", 0, values_NK)
+        writer.sums.weight(f"{name}{CHANNELS}", 0, values_NK)
         off = (values_NK - weight).norm()
         written.append(
             QuantizedTensor(
@@ -141,10 +141,10 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
             if part.codes.minimums is not None:
                 # A separate product adds them.
                 minimums.append(part.codes.minimums)
-                writer.witness.weight(f"{name}{MINIMUMS}", start, part.codes.minimums)
+                writer.sums.weight(f"{name}{MINIMUMS}", start, part.codes.minimums)
                 values = dequantize(replace(part.codes, minimums=None))
             for suffix in (CODES, TABLE):
-                writer.witness.weight(f"{name}{suffix}", start, values)
+                writer.sums.weight(f"{name}{suffix}", start, values)
             start += len(values)
             scales.append(part.codes.scales)
             packed_zeros = pack_zeros(part.codes)

@@ -31,7 +31,7 @@ def store(
     plan: Plan,
     codes: Iterable[QuantizedWeight],
     *,
-    witness: WeightRecorder,
+    sums: WeightRecorder,
     origin: str | None = None,
     progress: Progress = silent,
 ) -> Stored:
@@ -39,7 +39,7 @@ def store(
     models, dtype = list(specialized.graphs.values()), plan.dtype
     quantized: list[QuantizedTensor] = []
     sizes = initializer_sizes(models)
-    with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
+    with BlobWriter(folder, sizes=sizes, sums=sums, progress=progress) as writer:
         if plan.quantization is not None:
             if plan.has_standard_products:
                 names = {name for graph in models for name in graph.graph.initializers}

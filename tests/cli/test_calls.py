@@ -83,7 +83,7 @@ LINES = (
     "export in out --graphs split --attention portable --prefill-precision int8 --cache int8 "
     "--attention-maps --mtp --allow-cpu-nodes --max-kl 0.5 --proof full --allow-poor --adapter "
     "org/adapter --tokenizer t.json --text-only --via transformers --accept-unknown a "
-    "--accept-unknown b.c",
+    "--accept-unknown b.c --no-witness --accept-difference texts --accept-difference chats",
 )
 """Command lines; the snapshots have their calls."""
 

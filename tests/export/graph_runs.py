@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ortolan.export.passes import tidy
-from ortolan.export.proof.witness import Witness
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.sizes import initializer_sizes
 from ortolan.export.source import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, write_rest
@@ -43,7 +43,7 @@ def sessions_of(module: TransformerModel, roles: Sequence[str], folder: Path) ->
         role: tidy(source.trace(role, Graph(file=role), torch.float32)) for role in roles
     }
     models = list(graphs.values())
-    with BlobWriter(folder, sizes=initializer_sizes(models), witness=Witness(models)) as writer:
+    with BlobWriter(folder, sizes=initializer_sizes(models), sums=WeightSums(models)) as writer:
         write_rest(writer, models, source.weights, source.tables, dtype=torch.float32)
         blob = writer.finish()
     for role, model in graphs.items():

@@ -35,7 +35,7 @@ import ortolan
 from ortolan.export.errors import ExportError
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.proof.witness import Witness
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.rtn import quantize
 from ortolan.export.scheme import Scheme
@@ -276,7 +276,7 @@ def codes(folder: Path, weight: Tensor, dtype: torch.dtype) -> float:
     """Write a weight in 4 bits, and return its error."""
     scheme = Scheme(bits=4, group=32)
     parts = iter([Part(rows=weight, codes=quantize(weight, scheme))])
-    with BlobWriter(folder, sizes={}, witness=Witness(())) as writer:
+    with BlobWriter(folder, sizes={}, sums=WeightSums(())) as writer:
         given = [QuantizedWeight(name="w", scheme=scheme, method="rtn", parts=parts)]
         (written,) = write_codes(writer, given, dtype=dtype)
         writer.finish()

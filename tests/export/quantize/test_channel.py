@@ -12,7 +12,7 @@ from tests.export.quantize.weights import gaussian
 from torch import nn
 
 from ortolan.export.errors import ExportError
-from ortolan.export.proof.witness import Witness
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.quantize.channel import LARGEST, quantize_channels
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_channels
@@ -104,7 +104,7 @@ def test_pairs_of_the_largest_products_do_not_saturate(
 def test_error_of_written_codes_is_that_of_their_numbers(tmp_path: Path) -> None:
     module = nn.Linear(37, 9, bias=False)
     module.weight.data = weight = gaussian(9, 37)
-    with BlobWriter(tmp_path, sizes={}, witness=Witness(())) as writer:
+    with BlobWriter(tmp_path, sizes={}, sums=WeightSums(())) as writer:
         (written,) = write_channels(writer, module_weights(module), ["weight"])
     off = numbers(*quantize_channels(weight)) - weight
     assert (written.name, written.bits, written.group) == ("weight", 8, None)

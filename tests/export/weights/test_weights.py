@@ -21,7 +21,7 @@ from ortolan.export.derived import DerivedWeights, Recipe, derive, recipes_of
 from ortolan.export.options import ExportOptions
 from ortolan.export.passes.quantize_weights import CODES, TABLE
 from ortolan.export.progress import Progress, silent
-from ortolan.export.proof.witness import Witness
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.quantize import rtn
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.scheme import Scheme
@@ -153,8 +153,8 @@ def write_blob(
     dtype: torch.dtype,
     progress: Progress = silent,
 ) -> Blob:
-    sizes, witness = initializer_sizes(models), Witness(models)
-    with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
+    sizes, sums = initializer_sizes(models), WeightSums(models)
+    with BlobWriter(folder, sizes=sizes, sums=sums, progress=progress) as writer:
         write_rest(writer, models, weights, tables, dtype=dtype)
         return writer.finish()
 
@@ -221,7 +221,7 @@ def test_low_bit_weights_make_no_file_too_large(
     monkeypatch.setattr(export_weights, "FULL_BYTES", 2 * ALIGNMENT)
     monkeypatch.setattr(export_weights, "MOST_BYTES", ALIGNMENT + 60)
     sizes = {"a": 4, f"b{TABLE}": 64, "c": 4}
-    with BlobWriter(tmp_path, sizes=sizes, witness=Witness([])) as writer:
+    with BlobWriter(tmp_path, sizes=sizes, sums=WeightSums([])) as writer:
         writer.add("a", [raw(ramp(1))])
         write_codes(writer, [weight], dtype=torch.float32)
         blob = writer.finish()

@@ -24,7 +24,7 @@ from ortolan.runtime.verification.weight_sums import (
 )
 
 
-class Witness:
+class WeightSums:
     """Sums of every weight that a product reads, and hashes of all other tensors."""
 
     def __init__(self, models: Iterable[ir.Model]) -> None:
