@@ -106,6 +106,8 @@ def export(
     check_accepted(options.accept_difference)
     report = progress or silent
     source = located(source, revision=revision, via=options.via, progress=progress)
+    if options.adapter is not None:
+        options = replace(options, adapter=located_adapter(options.adapter))
     model = _open(source, max_context, options, reference)
     plan = _plan(model, precision, device, options)
     if warn is not None:
@@ -120,7 +122,7 @@ def export(
             progress(ESTIMATE, 0, round(expected_s))
         manifest = _build(folder, model, plan, data, report)
         elapsed_s = time.monotonic() - started
-        witness = ask(folder, source, options, elapsed_s=elapsed_s, progress=report)
+        witness = ask(folder, source, model, options, elapsed_s=elapsed_s, progress=report)
         write_manifest(folder, msgspec.structs.replace(manifest, witness=witness))
     bundle = open_bundle(out)
     # what was made here needs no first load in a subprocess
@@ -147,8 +149,6 @@ def _open(
     source: Source, max_context: int | None, options: ExportOptions, reference: Reference | None
 ) -> Exportable:
     """Open the source, and the model to compare it with."""
-    if options.adapter is not None:
-        options = replace(options, adapter=located_adapter(options.adapter))
     model = open_exportable(source, options, max_context=max_context)
     if isinstance(source, str | Path):
         repository = origin_of(Path(source).absolute())

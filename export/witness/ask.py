@@ -3,8 +3,7 @@
 import io
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -12,11 +11,13 @@ from typing import get_args
 import msgspec
 
 from ortolan.export.errors import WitnessError, not_among
+from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions, WitnessTopic
 from ortolan.export.progress import Progress, silent
 from ortolan.export.source import Source
 from ortolan.export.witness.brief import Brief, Finding
-from ortolan.modeling.checkpoint.checkpoint import Checkpoint
+from ortolan.export.witness.shallow import least_layers, write_first_layers
+from ortolan.modeling.checkpoint.checkpoint import GGUF, Checkpoint, open_checkpoint
 from ortolan.runtime.bundle.witness import Agreement, Witness
 from ortolan.runtime.machine.memory import available_memory
 from ortolan.runtime.machine.python_process import python_process
@@ -36,6 +37,7 @@ NAMES: tuple[WitnessTopic, ...] = get_args(WitnessTopic)
 def ask(
     folder: Path,
     source: Source,
+    model: Exportable,
     options: ExportOptions,
     *,
     elapsed_s: float,
@@ -46,6 +48,7 @@ def ask(
     Args:
         folder: of the bundle.
         source: the checkpoint; a live model has no files that another library could read.
+        model: as it was opened from the source.
         options: of the export.
         elapsed_s: duration of the export so far.
         progress: called as topics are answered.
@@ -53,26 +56,40 @@ def ask(
     Raises:
         WitnessError: it answers otherwise than the bundle.
     """
-    path = _path(source)
     if not options.witness:
         return Witness(unasked="it was turned off")
-    if path is None:
+    if not isinstance(source, str | Path | Checkpoint):
         return Witness(unasked="the source is a live model, which the certificate compares with")
     if find_spec("transformers") is None:
         return Witness(unasked="transformers is not installed")
-    memory = available_memory()
-    brief = Brief(
-        bundle=str(folder),
-        checkpoint=str(path),
-        adapter=None if options.adapter is None else str(options.adapter),
-        has_own_tokenizer=options.tokenizer is not None,
-        memory=None if memory is None else int(MEMORY_SHARE * memory),
-    )
+    (path, adapter), memory = _files(source, options.adapter), available_memory()
     findings: list[Finding] = []
-    for number, finding in enumerate(run(brief, max(SECONDS, SHARE * elapsed_s))):
-        progress("witness", number, len(NAMES), finding.topic)
-        findings.append(finding)
+    with tempfile.TemporaryDirectory() as temporary:
+        first_layers = Path(temporary) / "first_layers"
+        brief = Brief(
+            bundle=str(folder),
+            checkpoint=path,
+            adapter=adapter,
+            has_own_tokenizer=options.tokenizer is not None,
+            memory=None if memory is None else int(MEMORY_SHARE * memory),
+            least_layers=least_layers(model),
+            first_layers=str(first_layers),
+            unlike=_unlike(model),
+        )
+        for finding in run(brief, max(SECONDS, SHARE * elapsed_s)):
+            progress("witness", len(findings), len(NAMES), finding.topic)
+            if not finding.topic and finding.layers is not None:
+                write_first_layers(first_layers, model, finding.layers)
+            findings.append(finding)
     return judged(findings, options.accept_difference)
+
+
+def _unlike(model: Exportable) -> str | None:
+    """Why the numbers of a bundle differ from those of the trained model on purpose."""
+    last = model.switches_after
+    if last is None or model.context_length <= last:
+        return None
+    return f"its rotary frequencies are those of texts of more than {last} tokens"
 
 
 def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witness:
@@ -83,6 +100,7 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
     """
     topics = [finding for finding in findings if finding.topic]
     by = findings[0].by if findings else None
+    layers = next((finding.layers for finding in findings if finding.layers), None)
     for finding in topics:
         if finding.first is not None and finding.topic not in accepted:
             raise WitnessError(
@@ -95,6 +113,7 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
         return Witness(unasked=reasons[0] if reasons else "there was nothing to ask")
     return Witness(
         by=by,
+        layers=layers,
         topics=tuple(
             Agreement(
                 topic=finding.topic,
@@ -110,6 +129,7 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
 
 def run(brief: Brief, seconds: float) -> Iterator[Finding]:
     """Start the subprocess, and yield its findings until it ends or its time is over."""
+    by, rest = "", list[str]()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with python_process(
             "-m",
@@ -118,47 +138,63 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
             stderr=errors,
             environment={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         ) as process:
-            late = threading.Event()
-
-            def end() -> None:
-                late.set()
-                process.kill()
-
-            timer = threading.Timer(LOADING_SECONDS, end)
-            timer.start()
-            last = None
-            started = time.monotonic()
+            limit = _Limit(LOADING_SECONDS, process.kill)
             try:
                 with process.stdout or io.BytesIO() as lines:
                     for line in lines:
-                        last = msgspec.json.decode(line, type=Finding)
-                        if not last.topic:  # loaded
-                            timer.cancel()
-                            timer = threading.Timer(seconds, end)
-                            timer.start()
-                        yield last
+                        finding = msgspec.json.decode(line, type=Finding)
+                        if not by:  # the libraries are imported
+                            limit.stop()
+                            limit = _Limit(seconds, process.kill)
+                        by = finding.by
+                        rest = [*finding.plan, *(name for name in rest if name != finding.topic)]
+                        yield finding
                 status = process.wait()
             finally:
-                timer.cancel()
-        if late.is_set():
-            took = time.monotonic() - started
-            yield Finding(topic="rest", by=_by(last), unasked=f"stopped after {took:.0f} s")
+                limit.stop()
+        if limit.is_over:
+            reason = f"stopped after {limit.seconds:.0f} s"
+        elif status < 0:
+            reason = "the system ended its process, perhaps for want of memory"
         elif status != 0:
             errors.seek(0)
             report = errors.read().strip().splitlines()
-            reason = report[-1] if report else f"exit status {status}"
-            yield Finding(topic="rest", by=_by(last), unasked=f"its process failed: {reason}"[:160])
+            reason = f"its process failed: {report[-1] if report else f'exit status {status}'}"
+        else:
+            return
+        missing = f": {', '.join(rest)} not asked" if rest else ""
+        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}")
 
 
-def _by(last: Finding | None) -> str:
-    return "" if last is None else last.by
+class _Limit:
+    """A timer that ends something, and knows whether it did.
+
+    Attributes:
+        seconds: until it is over.
+        is_over: whether that was so.
+    """
+
+    def __init__(self, seconds: float, end: Callable[[], None]) -> None:
+        self.seconds, self.is_over, self._end = seconds, False, end
+        self._timer = threading.Timer(seconds, self._elapse)
+        self._timer.start()
+
+    def _elapse(self) -> None:
+        self.is_over = True
+        self._end()
+
+    def stop(self) -> None:
+        """Leave it running."""
+        self._timer.cancel()
 
 
-def _path(source: Source) -> Path | None:
-    """The files of a source; None for a live model."""
-    if isinstance(source, str | Path):
-        return Path(source).absolute()
-    return source.folder if isinstance(source, Checkpoint) else None
+def _files(source: str | Path | Checkpoint, adapter: str | Path | None) -> tuple[str, str | None]:
+    """The folder or the GGUF file of a checkpoint, and the folder of its adapter."""
+    checkpoint = open_checkpoint(source, adapter=adapter)
+    first = checkpoint.opened.files[0]
+    path = first if first.suffix == GGUF else checkpoint.folder
+    merged = checkpoint.adapter
+    return str(path.absolute()), None if merged is None else str(merged.folder.absolute())
 
 
 def check_accepted(topics: tuple[str, ...]) -> None:

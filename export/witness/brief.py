@@ -12,6 +12,10 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         adapter: folder of a PEFT adapter that was merged.
         has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
         memory: most bytes that the subprocess may allocate; None for no limit.
+        least_layers: layers that a shorter model has at least; None if it must not be shorter.
+        first_layers: folder of the certificate of a shorter model, which appears once the depth is
+            known.
+        unlike: why the numbers differ on purpose; None if they do not.
         threads: threads of PyTorch; None for its default.
     """
 
@@ -20,6 +24,9 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     has_own_tokenizer: bool = False
     memory: int | None = None
+    least_layers: int | None = None
+    first_layers: str | None = None
+    unlike: str | None = None
     threads: int | None = None
 
 
@@ -27,13 +34,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of one topic, compared.
 
     Attributes:
-        topic: its name.
+        topic: its name; empty before the first one.
         by: the library and its version.
         questions: number that the library answered.
         agreed: number of equal answers.
         largest: largest relative difference of numbers.
         first: the first difference, in words.
         unasked: why some questions have no answer.
+        plan: names of the topics that follow.
+        layers: depth of the model that is compared; None for all layers.
     """
 
     topic: str
@@ -43,3 +52,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     largest: float | None = None
     first: str | None = None
     unasked: str | None = None
+    plan: tuple[str, ...] = ()
+    layers: int | None = None

@@ -1,6 +1,7 @@
 """The bundle as its users meet it: loaded through `ortolan.runtime`."""
 
 import math
+import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -8,10 +9,17 @@ from typing import Any
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.chat.chat import Chat
+from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 from ortolan.runtime.loading import load
 from ortolan.runtime.verification.certificate import Certificate
-from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    decode_certificate,
+    read_certificate,
+)
 
 FLOAT32 = 2e-4
 """Largest difference between float32 kernels, relative to the largest number of an answer.
@@ -21,6 +29,9 @@ Measured: at most 1e-4 over all supported types (`docs/families.md`)."""
 TOLERANCE: Mapping[str, float] = {"fp32": FLOAT32, "fp16": 5e-2}
 """By precision. Rounded weights compute other numbers, which the certificate bounds instead."""
 
+POLL_SECONDS = 0.02
+"""Time between two looks for a file that the export writes."""
+
 
 class Bundled:
     """A bundle that was just written.
@@ -28,11 +39,14 @@ class Bundled:
     Attributes:
         bundle: its files.
         has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
+        first_layers: folder of the certificate of its first layers, where the publisher's model has
+            no more; it appears once it is computed.
     """
 
     def __init__(self, folder: Path, *, has_own_tokenizer: bool = False) -> None:
         self.bundle = open_bundle(folder)
         self.has_own_tokenizer = has_own_tokenizer
+        self.first_layers: Path | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -54,10 +68,35 @@ class Bundled:
         """Its certificate, whose reference our readers and PyTorch computed."""
         return read_certificate(self.bundle)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of its weights in memory."""
+        files = self.manifest.files
+        return sum(file.size for file in files if file.name in self.manifest.weights)
+
+    @property
+    def reference(self) -> Certificate:
+        """The certificate, or that of as many layers as the publisher's model has."""
+        return self.certificate if self.first_layers is None else self._certificate_of_layers
+
+    @cached_property
+    def _certificate_of_layers(self) -> Certificate:
+        folder = self.first_layers
+        assert folder is not None
+        while not folder.exists():  # the export ends this process if it takes too long
+            time.sleep(POLL_SECONDS)
+        data, arrays = (folder / JSON_NAME).read_bytes(), folder / ARRAYS_NAME
+        return decode_certificate(data, arrays.read_bytes, self.manifest)
+
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """Its tokenizer; None where it has none, or not that of the checkpoint."""
         return None if self.has_own_tokenizer else open_tokenizer(self.bundle)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Its chat template, without its graphs. Raises `ChatTemplateError` if it has none."""
+        return Chat(self.bundle, self.tokenizer).template
 
     @cached_property
     def model(self) -> Any:

@@ -16,6 +16,8 @@ import msgspec
 
 from ortolan.export.witness.brief import Brief, Finding
 
+NO_MEMORY = "not enough memory"
+
 
 def main(argument: str) -> None:
     """Answer a brief."""
@@ -33,7 +35,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     import torch
 
     from ortolan.export.witness.bundled import Bundled
-    from ortolan.export.witness.publisher import Publisher, quiet
+    from ortolan.export.witness.publisher import NAME, Publisher, quiet
     from ortolan.export.witness.topics import TOPICS
 
     quiet()
@@ -45,25 +47,57 @@ def answers(brief: Brief) -> Iterator[Finding]:
         kind=bundled.manifest.kind,
         adapter=None if brief.adapter is None else Path(brief.adapter),
     )
-    yield Finding(topic="", by=publisher.name)
+    yield Finding(topic="", by=NAME)
     _limit(brief.memory)
+    publisher.unasked = brief.unlike
+    plan = tuple(topic.name for topic in TOPICS if _has_questions(topic, bundled))
+    _fit(brief, bundled, publisher)
+    yield Finding(topic="", by=NAME, plan=plan, layers=publisher.layers)
     for topic in TOPICS:
         finding = _ask(topic, bundled, publisher)
         if finding is not None:
             yield finding
 
 
+def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
+    """Load fewer layers of the publisher's model, or none, where memory is short."""
+    from ortolan.export.witness.publisher import UnansweredError
+
+    if brief.memory is None or brief.unlike is not None:
+        return
+    own = bundled.weight_bytes if bundled.has_exact_numbers else 0
+    with suppress(UnansweredError):  # a topic says so
+        publisher.fit(brief.memory, least_layers=brief.least_layers, other=own)
+    if publisher.layers is not None and brief.first_layers is not None:
+        bundled.first_layers = Path(brief.first_layers)
+
+
+def _has_questions(topic: Any, bundled: Any) -> bool:
+    """Whether a topic applies."""
+    from ortolan.errors import OrtolanError
+    from ortolan.export.witness.publisher import UnansweredError
+
+    try:
+        return bool(topic.questions(bundled))
+    except (OrtolanError, UnansweredError):
+        return True  # and says why not
+
+
 def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     """Ask every question of a topic; None where it does not apply."""
     from ortolan.errors import OrtolanError
     from ortolan.export.witness.compare import Comparison
-    from ortolan.export.witness.publisher import UnansweredError
+    from ortolan.export.witness.publisher import NAME, UnansweredError, is_out_of_memory
 
-    finding = Finding(topic=topic.name, by=publisher.name)
+    finding = Finding(topic=topic.name, by=NAME)
     try:
         questions = topic.questions(bundled)
     except UnansweredError as error:
         return msgspec.structs.replace(finding, unasked=f"{error}")
+    except OrtolanError as error:
+        if is_out_of_memory(error):
+            return msgspec.structs.replace(finding, unasked=NO_MEMORY)
+        return msgspec.structs.replace(finding, questions=1, first=_failure(error))
     if not questions:
         return None
     tolerance = bundled.tolerance if topic.tolerance is None else topic.tolerance
@@ -74,12 +108,12 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
         except UnansweredError as error:
             unasked = f"{error}"
             break
-        except MemoryError:
-            unasked = "not enough memory for the publisher's code"
-            break
         except Exception as error:
+            if is_out_of_memory(error):
+                unasked = NO_MEMORY
+                break
             # a question that the publisher's code itself fails on
-            unasked = f"{publisher.name} fails on {name}: {type(error).__name__}"
+            unasked = f"{NAME} fails on {name}: {type(error).__name__}"
             continue
         comparison = Comparison(tolerance)
         try:
@@ -89,7 +123,10 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
             comparison.compare(answer, theirs)
             problem = None if comparison.first is None else f"{comparison.first}"
         except OrtolanError as error:
-            problem = f"the bundle fails with {type(error).__name__}: {error}"
+            if is_out_of_memory(error):
+                unasked = NO_MEMORY
+                break
+            problem = _failure(error)
         asked += 1
         agreed += problem is None
         if problem is not None and first is None:
@@ -99,6 +136,10 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     return msgspec.structs.replace(
         finding, questions=asked, agreed=agreed, largest=largest, first=first, unasked=unasked
     )
+
+
+def _failure(error: Exception) -> str:
+    return f"the bundle fails with {type(error).__name__}: {error}"
 
 
 def _limit(memory: int | None) -> None:

@@ -20,7 +20,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
         return {}
     asked: dict[str, Any] = {name: (texts, None) for name, texts in CONVERSATIONS.items()}
     with suppress(ChatTemplateError):
-        if "tools" in bundled.model.chat_template.source:
+        if "tools" in bundled.template.source:
             asked["tools"] = CONVERSATIONS["a question"], TOOLS
     return asked
 
@@ -29,7 +29,7 @@ def ours(bundled: Bundled, question: Any) -> Answer:
     """The prompt's ids; None without a template."""
     messages, tools = question
     try:
-        template = bundled.model.chat_template
+        template = bundled.template
     except ChatTemplateError:
         return None
     try:
