@@ -104,6 +104,19 @@ class Publisher:
         return AutoTokenizer.from_pretrained(folder, **({} if has_own else self._file))
 
     @cached_property
+    @_or_unasked("the tokenizer")
+    def saved_tokenizer(self) -> Any:
+        """The tokenizer as tokenizer.json has it, which is how transformers 4 reads it.
+
+        `AutoTokenizer` of transformers 5 builds many tokenizers anew from class and vocabulary.
+        What the file has beyond that is lost, such as the digits of SmolLM2.
+        """
+        if self._file or not (self.folder / "tokenizer.json").is_file():
+            return self.tokenizer
+        fast: Any = transformers.PreTrainedTokenizerFast
+        return fast.from_pretrained(self.folder)
+
+    @cached_property
     @_or_unasked("the processor")
     def processor(self) -> Any:
         """The processor of images or sounds."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.compare import Answer, Either
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.texts import CONVERSATIONS, TOOLS
 from ortolan.export.witness.topic import Topic
@@ -50,6 +50,10 @@ def theirs(publisher: Publisher, question: Any) -> Answer:
         )
     except Exception:  # whatever a template raises
         return REFUSED
+    return Either(_ids(tokenizer, text), lambda: _ids(publisher.saved_tokenizer, text))
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -1,9 +1,10 @@
 """Token ids and decoded texts: languages, code, emoji, spaces, and control tokens."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.compare import Answer, Either
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.texts import TEXTS as PLAIN
 from ortolan.export.witness.topic import Topic
@@ -38,10 +39,15 @@ def ours(bundled: Bundled, text: str) -> Answer:
 
 
 def theirs(publisher: Publisher, text: str) -> Answer:
-    """The same from the publisher's tokenizer."""
-    tokenizer = publisher.tokenizer
+    """The same from the publisher's tokenizer, or from its file."""
+    return Either(_read(publisher.tokenizer, text), lambda: _read(publisher.saved_tokenizer, text))
+
+
+def _read(tokenizer: Any, text: str) -> Answer:
     ids = list(tokenizer(text)["input_ids"])
-    decoded = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    # tokenizers shows a special token that tokenizer_config.json describes once more
+    shown = [token for token in ids if token not in tokenizer.all_special_ids]
+    decoded = tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {"ids": ids, "decoded": decoded}
 
 

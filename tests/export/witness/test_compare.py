@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortolan.export.witness.compare import Beginning, Comparison
+from ortolan.export.witness.compare import Beginning, Comparison, Either
 
 
 def compared(ours: Any, theirs: Any, tolerance: float = 1e-4) -> Comparison:
@@ -28,6 +28,8 @@ def compared(ours: Any, theirs: Any, tolerance: float = 1e-4) -> Comparison:
         (np.zeros(3), np.zeros(3)),
         ([7, 8, 9], Beginning([7, 8])),
         ([7, 8], Beginning()),
+        ([7, 8], Either([7, 8], list)),
+        ([7, 8], Either([7, 9], lambda: [7, 8])),
     ],
 )
 def test_equal_answers(ours: Any, theirs: Any) -> None:
@@ -38,6 +40,7 @@ def test_equal_answers(ours: Any, theirs: Any) -> None:
     ("ours", "theirs", "where"),
     [
         ([1, 2, 3], [1, 5, 3], "[1]"),
+        ([7, 8], Either([6, 8], lambda: [7, 9]), "[1]"),
         ([1, 2], [1, 2, 3], ""),
         ({"ids": [1, 2]}, {"ids": [1, 3]}, "ids[1]"),
         ({"ids": [1]}, {"ids": [1], "types": [0]}, "types"),

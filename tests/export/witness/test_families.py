@@ -1,0 +1,88 @@
+"""Tiny models of several types, whose bundles transformers reads as we do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cases.comparison import save_tiny
+from tests.runtime.tiny_tokenizers import KINDS
+from tests.tiny import CONFIGS
+from tests.tiny.tokenizers import with_ends
+from tokenizers import pre_tokenizers
+
+import ortolan
+from ortolan.export.witness.brief import Brief, Finding
+from ortolan.export.witness.child import answers
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{% endfor %}"
+
+
+def with_digits() -> Any:
+    """Like SmolLM2, whose class in transformers 5 drops the digits."""
+    tokenizer = KINDS["byte_level"]()
+    parts = [pre_tokenizers.Digits(individual_digits=True), tokenizer.pre_tokenizer]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return tokenizer
+
+
+def with_cls() -> Any:
+    """Like BERT."""
+    return with_ends(KINDS["wordpiece"](), "[CLS] $A [SEP]")
+
+
+TOKENIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (with_digits, {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>"}),
+    "mistral": (KINDS["sentencepiece"], {"tokenizer_class": "LlamaTokenizer", "legacy": False}),
+    "gemma2": (KINDS["gemma"], {"tokenizer_class": "GemmaTokenizer", "bos_token": "<s>"}),
+    "qwen2": (KINDS["byte_level"], {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    "bert": (with_cls, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+    "t5": (KINDS["metaspace"], {"tokenizer_class": "PreTrainedTokenizerFast"}),
+}
+"""Tokenizers and their configs by type of the model."""
+
+
+def save(model_type: str, folder: Path) -> None:
+    """A tiny checkpoint with a tokenizer, as users have them."""
+    make, config = TOKENIZERS[model_type]
+    tokenizer = make()
+    values = CONFIGS[model_type] | {"vocab_size": tokenizer.get_vocab_size() + 8}
+    save_tiny(values, folder, spread=0.2)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = json.dumps(config | {"chat_template": TEMPLATE})
+    (folder / "tokenizer_config.json").write_text(text)
+
+
+def asked(source: Path, bundle: Path) -> list[Finding]:
+    """Findings about a new bundle."""
+    ortolan.export(source, bundle)
+    brief = Brief(bundle=str(bundle), checkpoint=str(source), threads=1)
+    return [finding for finding in answers(brief) if finding.topic]
+
+
+@pytest.mark.parametrize("model_type", TOKENIZERS)
+def test_a_type_agrees(model_type: str, tmp_path: Path) -> None:
+    save(model_type, tmp_path / "source")
+
+    findings = asked(tmp_path / "source", tmp_path / "bundle")
+
+    assert [finding.first for finding in findings if finding.first] == []
+    questions = {finding.topic: finding.questions for finding in findings}
+    assert questions["texts"] >= 60
+    assert all(finding.unasked is None for finding in findings)
+
+
+def test_a_tokenizer_with_other_digits_differs(tmp_path: Path) -> None:
+    source, bundle = tmp_path / "source", tmp_path / "bundle"
+    save("llama", source)
+    ortolan.export(source, bundle)
+    path = source / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False
+    content["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = True
+    path.write_text(json.dumps(content))
+
+    brief = Brief(bundle=str(bundle), checkpoint=str(source), threads=1)
+    findings = {finding.topic: finding for finding in answers(brief)}
+
+    assert "ids" in (findings["texts"].first or "")
