@@ -17,7 +17,10 @@ Cache = Literal["float", "int8"]
 PrefillPrecision = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
-WitnessTopic = Literal["special tokens", "texts", "chats", "logits", "completions"]
+WitnessTopic = Literal[
+    "special tokens", "texts", "offsets", "chats", "inputs", "logits", "outputs", "embeddings",
+    "labels", "entities", "answers", "blanks", "completions",
+]  # fmt: skip
 
 METHODS: tuple[Method, ...] = get_args(Method)
 GROUP_SIZES: tuple[GroupSize, ...] = get_args(GroupSize)

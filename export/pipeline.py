@@ -122,7 +122,15 @@ def export(
             progress(ESTIMATE, 0, round(expected_s))
         manifest = _build(folder, model, plan, data, report)
         elapsed_s = time.monotonic() - started
-        witness = ask(folder, source, model, options, elapsed_s=elapsed_s, progress=report)
+        witness = ask(
+            folder,
+            source,
+            model,
+            options,
+            max_context=max_context,
+            elapsed_s=elapsed_s,
+            progress=report,
+        )
         write_manifest(folder, msgspec.structs.replace(manifest, witness=witness))
     bundle = open_bundle(out)
     # what was made here needs no first load in a subprocess

@@ -40,6 +40,7 @@ def ask(
     model: Exportable,
     options: ExportOptions,
     *,
+    max_context: int | None = None,
     elapsed_s: float,
     progress: Progress = silent,
 ) -> Witness:
@@ -50,6 +51,7 @@ def ask(
         source: the checkpoint; a live model has no files that another library could read.
         model: as it was opened from the source.
         options: of the export.
+        max_context: longest context that the user asked for.
         elapsed_s: duration of the export so far.
         progress: called as topics are answered.
 
@@ -70,6 +72,7 @@ def ask(
             bundle=str(folder),
             checkpoint=path,
             adapter=adapter,
+            max_context=max_context,
             has_own_tokenizer=options.tokenizer is not None,
             memory=None if memory is None else int(MEMORY_SHARE * memory),
             least_layers=least_layers(model),

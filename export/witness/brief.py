@@ -10,6 +10,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         bundle: folder of the new bundle.
         checkpoint: folder of the checkpoint, or a GGUF file.
         adapter: folder of a PEFT adapter that was merged.
+        max_context: longest context that the user asked for.
         has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
         memory: most bytes that the subprocess may allocate; None for no limit.
         least_layers: layers that a shorter model has at least; None if it must not be shorter.
@@ -22,6 +23,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str
     checkpoint: str
     adapter: str | None = None
+    max_context: int | None = None
     has_own_tokenizer: bool = False
     memory: int | None = None
     least_layers: int | None = None

@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ortolan.export.witness.texts import FILLER, PAIRS, SENTENCES, Reading
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.chat.chat import Chat
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
@@ -52,6 +54,47 @@ class Bundled:
     def manifest(self) -> Manifest:
         """Description of the bundle."""
         return self.bundle.manifest
+
+    @property
+    def is_text_encoder(self) -> bool:
+        """Whether it is an encoder of texts, with the checkpoint's tokenizer or without one."""
+        return self.manifest.kind == "encoder" and isinstance(self.manifest.source, TextSource)
+
+    @property
+    def output(self) -> str | None:
+        """Kind of the output of an encoder of texts that reads texts on this machine."""
+        output = self.manifest.output
+        reads = self.is_text_encoder and self.tokenizer is not None
+        return output.kind if reads and output and "cpu" in self.manifest.devices else None
+
+    def readings(self, *, most: int) -> Mapping[str, Reading]:
+        """Texts for an encoder, and pairs if it classifies them; none without a tokenizer.
+
+        If it reads at most `most` tokens, some are longer than that.
+        """
+        source, output = self.manifest.source, self.manifest.output
+        if self.tokenizer is None or output is None or not isinstance(source, TextSource):
+            return {}
+        forms: dict[str, tuple[str, ...]] = {name: (text,) for name, text in SENTENCES.items()}
+        long = self.long_text(2 * source.max_tokens)
+        cut: dict[str, tuple[str, ...]] = {"a long text": (long,)}
+        if output.kind in ("labels", "tags", "scores"):
+            forms |= PAIRS
+            cut["a pair with a long text"] = FILLER, long
+            cut["a pair that begins with a long text"] = long, FILLER
+            cut["a pair of long texts"] = long, long
+        if source.max_tokens <= most:
+            forms |= cut
+        return {
+            name: Reading(texts=texts, is_long=name in cut, is_padded=source.padding is not None)
+            for name, texts in forms.items()
+        }
+
+    def long_text(self, tokens: int) -> str:
+        """A text of at least this number of tokens."""
+        assert self.tokenizer is not None
+        own = self.tokenizer.encode(FILLER, add_special_tokens=False)
+        return FILLER * (tokens // max(len(own), 1) + 1)
 
     @property
     def tolerance(self) -> float:

@@ -35,7 +35,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     import torch
 
     from ortolan.export.witness.bundled import Bundled
-    from ortolan.export.witness.publisher import NAME, Publisher, quiet
+    from ortolan.export.witness.publisher import Publisher, quiet
     from ortolan.export.witness.topics import TOPICS
 
     quiet()
@@ -46,13 +46,14 @@ def answers(brief: Brief) -> Iterator[Finding]:
         Path(brief.checkpoint),
         kind=bundled.manifest.kind,
         adapter=None if brief.adapter is None else Path(brief.adapter),
+        most=brief.max_context,
     )
-    yield Finding(topic="", by=NAME)
+    yield Finding(topic="", by=publisher.name)
     _limit(brief.memory)
     publisher.unasked = brief.unlike
     plan = tuple(topic.name for topic in TOPICS if _has_questions(topic, bundled))
     _fit(brief, bundled, publisher)
-    yield Finding(topic="", by=NAME, plan=plan, layers=publisher.layers)
+    yield Finding(topic="", by=publisher.name, plan=plan, layers=publisher.layers)
     for topic in TOPICS:
         finding = _ask(topic, bundled, publisher)
         if finding is not None:
@@ -87,9 +88,9 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     """Ask every question of a topic; None where it does not apply."""
     from ortolan.errors import OrtolanError
     from ortolan.export.witness.compare import Comparison
-    from ortolan.export.witness.publisher import NAME, UnansweredError, is_out_of_memory
+    from ortolan.export.witness.publisher import UnansweredError, is_out_of_memory
 
-    finding = Finding(topic=topic.name, by=NAME)
+    finding = Finding(topic=topic.name, by=publisher.name)
     try:
         questions = topic.questions(bundled)
     except UnansweredError as error:
@@ -113,7 +114,7 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
                 unasked = NO_MEMORY
                 break
             # a question that the publisher's code itself fails on
-            unasked = f"{NAME} fails on {name}: {type(error).__name__}"
+            unasked = f"{publisher.name} fails on {name}: {type(error).__name__}"
             continue
         comparison = Comparison(tolerance)
         try:

@@ -1,13 +1,19 @@
-"""The publisher's code: transformers and PEFT, loading a checkpoint the way their users do.
+"""The publisher's code, loading a checkpoint the way its users do.
 
+That is transformers, with PEFT for an adapter, and sentence-transformers for folders of its own.
 None of Ortolan's readers is imported here: what reads the checkpoint must be other code than ours.
 """
 
 import errno
+import inspect
+import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
 from functools import cached_property, wraps
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,6 +44,13 @@ AUTO = {
     "encoder": "AutoModel",
 }
 """Class that loads a checkpoint whose config names none, by kind of bundle."""
+
+
+SENTENCES = "sentence_transformers"
+"""Package of sentence-transformers."""
+
+NO_LIMIT = 1 << 24
+"""Larger than any context: tokenizers without a limit have 1e30."""
 
 
 class UnansweredError(Exception):
@@ -77,16 +90,26 @@ class Publisher:
         path: folder of the checkpoint, or a GGUF file.
         kind: kind of the bundle, for a config that names no class.
         adapter: folder of a PEFT adapter to load on top.
+        most: number of tokens at which texts are truncated if the publisher would do so later.
         layers: number of layers to load; None for all.
         unasked: why its model is not loaded; None if it is.
     """
 
-    def __init__(self, path: Path, *, kind: str, adapter: Path | None = None) -> None:
-        self.path, self.kind, self.adapter = path, kind, adapter
+    def __init__(
+        self, path: Path, *, kind: str, adapter: Path | None = None, most: int | None = None
+    ) -> None:
+        self.path, self.kind, self.adapter, self.most = path, kind, adapter, most
         self.layers: int | None = None
         self.unasked: str | None = None
         self.folder = path if path.is_dir() else path.parent
         self._file = {} if path.is_dir() else {"gguf_file": path.name}
+
+    @property
+    def name(self) -> str:
+        """The library and its version; both libraries for a folder of sentence-transformers."""
+        if not self.has_sentence_files or find_spec(SENTENCES) is None:
+            return NAME
+        return f"sentence-transformers {version('sentence-transformers')} ({NAME})"
 
     @cached_property
     @_or_unasked("config.json")
@@ -117,6 +140,42 @@ class Publisher:
         return fast.from_pretrained(self.folder)
 
     @cached_property
+    def as_saved(self) -> "Publisher":
+        """The same with `saved_tokenizer`."""
+        with suppress(UnansweredError):
+            self.stack  # noqa: B018 - both share it
+        other = copy(self)
+        other.tokenizer = self.saved_tokenizer
+        other.tokenizer.model_input_names = self.tokenizer.model_input_names
+        return other
+
+    @cached_property
+    def limit(self) -> int | None:
+        """Number of tokens at which texts are truncated; None where nothing limits them."""
+        own = self.tokenizer.model_max_length
+        if self.has_sentence_files:
+            own = self.sentences.max_seq_length
+        limits = [own if own and own < NO_LIMIT else self._positions, self.most]
+        return min((limit for limit in limits if limit), default=None)
+
+    @property
+    def _positions(self) -> int | None:
+        """Number of positions of the model; those below the padding's are not used."""
+        rows: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        tables = [own for own in self.stack.modules() if isinstance(own, torch.nn.Embedding)]
+        padding = [own.padding_idx for own in tables if own.num_embeddings == rows]
+        return rows and rows - max((row + 1 for row in padding if row is not None), default=0)
+
+    def truncation(self, reading: Any) -> dict[str, Any]:
+        """Arguments of a tokenizer for a text or a pair, which is cut at the limit."""
+        if self.limit is None:
+            if reading.is_long:
+                raise UnansweredError(f"{self.name} names no limit of tokens")
+            return {}
+        padding = "max_length" if reading.is_padded else False
+        return {"truncation": True, "max_length": self.limit, "padding": padding}
+
+    @cached_property
     @_or_unasked("the processor")
     def processor(self) -> Any:
         """The processor of images or sounds."""
@@ -143,12 +202,62 @@ class Publisher:
         """The model, or its first layers where the rest does not fit into memory."""
         if self.unasked is not None:
             raise UnansweredError(self.unasked)
+        if self.has_sentence_files:
+            return self.sentences[0].model
         model = self._load(self._class)
         if self.adapter is not None:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
         return model.eval()
+
+    @cached_property
+    def has_sentence_files(self) -> bool:
+        """Whether the encoder is one of sentence-transformers."""
+        is_folder = (self.folder / "modules.json").is_file()
+        return self.kind == "encoder" and (is_folder or self.is_cross_encoder)
+
+    @cached_property
+    def is_cross_encoder(self) -> bool:
+        """Whether sentence-transformers saved a model of pairs; each version has its own mark."""
+        kind = self._read("config_sentence_transformers.json").get("model_type")
+        values = self._read("config.json")
+        own = values.get("sentence_transformers") or {}
+        old = "sbert_ce_default_activation_function"
+        return kind == "CrossEncoder" or "activation_fn" in own or old in values
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = self.folder / name
+        values: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        return values
+
+    @cached_property
+    @_or_unasked("the model")
+    def sentences(self) -> Any:
+        """The `SentenceTransformer` or the `CrossEncoder` of the folder."""
+        if find_spec(SENTENCES) is None:
+            raise UnansweredError("sentence-transformers is not installed")
+        if self.unasked is not None:
+            raise UnansweredError(self.unasked)
+        if self.adapter is not None or self.layers is not None:
+            raise UnansweredError("sentence-transformers loads whole models without adapters")
+        import sentence_transformers
+
+        name = "CrossEncoder" if self.is_cross_encoder else "SentenceTransformer"
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        model = getattr(sentence_transformers, name)(
+            str(self.folder), device="cpu", model_kwargs=options, local_files_only=True
+        )
+        if self.most is not None:
+            model.max_seq_length = min(model.max_seq_length, self.most)
+        return model.eval()
+
+    def pipeline(self, task: str, **options: Any) -> Any:
+        """A pipeline of transformers, which truncates texts at the limit."""
+        if self.limit is not None:
+            self.tokenizer.model_max_length = self.limit
+        make: Any = transformers.pipeline
+        return make(task, model=self.model, tokenizer=self.tokenizer, device="cpu", **options)
 
     @property
     def _class(self) -> Any:
@@ -194,6 +303,8 @@ class Publisher:
         if (quantization := getattr(config, "quantization_config", None)) is not None:
             _dequantize(quantization)
         options: dict[str, Any] = {"config": config, "dtype": torch.float32, **self._file}
+        if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
+            options["add_pooling_layer"] = False  # many folders have no weights for it
         try:
             model, report = kind.from_pretrained(
                 self.folder, attn_implementation="eager", output_loading_info=True, **options

@@ -1,6 +1,7 @@
 """Texts and conversations that are asked about: data."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 TEXTS: tuple[str, ...] = (
@@ -66,6 +67,43 @@ TEXTS: tuple[str, ...] = (
     "A bird sings before sunrise. " * 12,
 )
 """Sixty texts: spaces, code, numbers, languages, signs, emoji, and a long one."""
+
+SENTENCES: Mapping[str, str] = {
+    "a sentence": "Ada Lovelace lives in Paris and works in London.",
+    "languages": "Déjà vu in Łódź: naïve 👩‍👧, 你好 and привет",
+    "signs": " (Größe) it's\nhere,  x_1 = 3.5%",
+    "a word": "bird",
+}
+"""Texts that encoders read."""
+
+FILLER = "A bird sings before sunrise, and Ada listens in Paris. "
+"""Repeated until a text is long."""
+
+PAIRS: Mapping[str, tuple[str, str]] = {
+    "a pair": ("Where does Ada live?", "Ada lives in Paris."),
+    "a pair of languages": ("Größe?", "naïve 👩‍👧, 你好"),
+}
+"""Pairs of texts for classifiers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A text or a pair for an encoder.
+
+    Attributes:
+        is_long: longer than the bundle reads.
+        is_padded: the encoder reads padding up to its limit.
+    """
+
+    texts: tuple[str, ...]
+    is_long: bool = False
+    is_padded: bool = False
+
+    @property
+    def value(self) -> str | tuple[str, ...]:
+        """The text alone, or both."""
+        return self.texts[0] if len(self.texts) == 1 else self.texts
+
 
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 _ANSWER = {"role": "assistant", "content": "Paris."}

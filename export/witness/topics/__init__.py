@@ -1,10 +1,21 @@
 """Everything that is asked, cheapest first: a budget that ends early has asked the most."""
 
 from ortolan.export.witness.topic import Topic
+from ortolan.export.witness.topics.answers import ANSWERS
+from ortolan.export.witness.topics.blanks import BLANKS
 from ortolan.export.witness.topics.chats import CHATS
 from ortolan.export.witness.topics.completions import COMPLETIONS
+from ortolan.export.witness.topics.embeddings import EMBEDDINGS
 from ortolan.export.witness.topics.ends import ENDS
+from ortolan.export.witness.topics.entities import ENTITIES
+from ortolan.export.witness.topics.inputs import INPUTS
+from ortolan.export.witness.topics.labels import LABELS
 from ortolan.export.witness.topics.logits import LOGITS
-from ortolan.export.witness.topics.texts import TEXTS
+from ortolan.export.witness.topics.outputs import OUTPUTS
+from ortolan.export.witness.topics.texts import OFFSETS, TEXTS
 
-TOPICS: tuple[Topic, ...] = (ENDS, TEXTS, CHATS, LOGITS, COMPLETIONS)
+TOPICS: tuple[Topic, ...] = (
+    *(ENDS, TEXTS, OFFSETS, CHATS, INPUTS),
+    *(LOGITS, OUTPUTS),
+    *(EMBEDDINGS, LABELS, ENTITIES, ANSWERS, BLANKS, COMPLETIONS),
+)

@@ -54,17 +54,17 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
         reference = bundled.reference.reference
         assert isinstance(reference, Logits)
         return {"top": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
-    return _kept(bundled.model.logits(question["ids"]), question)
+    return kept(bundled.model.logits(question["ids"]), question)
 
 
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from an uncached forward pass."""
     output = publisher.stack(input_ids=torch.tensor([question["ids"]]), use_cache=False)
-    return _kept(output.logits[0].float().numpy(), question)
+    return kept(output.logits[0].float().numpy(), question)
 
 
-def _kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
+def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
     """The logits that the certificate keeps, and the logarithm of the sum of all."""
     logits_RV = logits_SV[question["positions"]].astype(np.float64)
     top_RK = np.take_along_axis(logits_RV, question["top_ids"].astype(np.int64), axis=-1)

@@ -5,9 +5,9 @@ from typing import Any
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer, Either
-from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.publisher import Publisher, UnansweredError
 from ortolan.export.witness.texts import TEXTS as PLAIN
-from ortolan.export.witness.topic import Topic
+from ortolan.export.witness.topic import Topic, with_either_tokenizer
 
 MOST_CONTROL = 12
 """Control tokens that are written into texts: the first and the last of the vocabulary."""
@@ -50,5 +50,28 @@ def _read(tokenizer: Any, text: str) -> Answer:
     decoded = tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {"ids": ids, "decoded": decoded}
 
+
+def our_offsets(bundled: Bundled, text: str) -> Answer:
+    """First character of each token, and the one after its last, without special tokens."""
+    tokenizer = bundled.tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode_with_offsets(text)[1]
+
+
+def their_offsets(publisher: Publisher, text: str) -> Answer:
+    """The same from the publisher's tokenizer, if it is not one in Python."""
+    tokenizer = publisher.tokenizer
+    if not tokenizer.is_fast:
+        raise UnansweredError(f"{publisher.name} has no offsets of a tokenizer in Python")
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return list(encoded["offset_mapping"])
+
+
+OFFSETS = Topic(
+    name="offsets",
+    questions=questions,
+    ours=our_offsets,
+    theirs=with_either_tokenizer(their_offsets),
+)
 
 TEXTS = Topic(name="texts", questions=questions, ours=ours, theirs=theirs)
