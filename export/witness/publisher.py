@@ -117,27 +117,30 @@ class Publisher:
         """The config."""
         return AutoConfig.from_pretrained(self.folder, **self._file)
 
+    @property
+    def _tokenizer_folder(self) -> Path:
+        own = self.adapter
+        return own if own is not None and (own / "tokenizer_config.json").is_file() else self.folder
+
     @cached_property
     @_or_unasked("the tokenizer")
     def tokenizer(self) -> Any:
         """The tokenizer; that of the adapter where it has one, as PEFT saves it."""
-        own = self.adapter
-        has_own = own is not None and (own / "tokenizer_config.json").is_file()
-        folder = own if has_own else self.folder
-        return AutoTokenizer.from_pretrained(folder, **({} if has_own else self._file))
+        folder = self._tokenizer_folder
+        file = self._file if folder == self.folder else {}
+        return AutoTokenizer.from_pretrained(folder, **file)
 
     @cached_property
-    @_or_unasked("the tokenizer")
     def saved_tokenizer(self) -> Any:
         """The tokenizer as tokenizer.json has it, which is how transformers 4 reads it.
 
         `AutoTokenizer` of transformers 5 builds many tokenizers anew from class and vocabulary.
         What the file has beyond that is lost, such as the digits of SmolLM2.
         """
-        if self._file or not (self.folder / "tokenizer.json").is_file():
-            return self.tokenizer
-        fast: Any = transformers.PreTrainedTokenizerFast
-        return fast.from_pretrained(self.folder)
+        folder, fast = self._tokenizer_folder, transformers.PreTrainedTokenizerFast
+        with suppress(Exception):  # there is no such file, or only its class reads it
+            return fast.from_pretrained(folder, tokenizer_file=str(folder / "tokenizer.json"))
+        return self.tokenizer
 
     @cached_property
     def as_saved(self) -> "Publisher":

@@ -13,7 +13,9 @@ from tokenizers import pre_tokenizers
 
 import ortolan
 from ortolan.export.witness.brief import Brief, Finding
+from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.child import answers
+from ortolan.export.witness.topics.completions import COMPLETIONS
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{% endfor %}"
 
@@ -86,3 +88,19 @@ def test_a_tokenizer_with_other_digits_differs(tmp_path: Path) -> None:
     findings = {finding.topic: finding for finding in answers(brief)}
 
     assert "ids" in (findings["texts"].first or "")
+
+
+def test_a_completion_goes_on_after_its_end(tmp_path: Path) -> None:
+    source, bundle = tmp_path / "source", tmp_path / "bundle"
+    save_tiny(CONFIGS["llama"], source, spread=0.2)
+    ortolan.export(source, bundle)
+    prompts = COMPLETIONS.questions(Bundled(bundle))["a batch of two"]
+    (completion, _) = ortolan.load(bundle).generate(prompts, max_new_tokens=8, ignore_eos=True)
+    config = json.loads((source / "config.json").read_text())
+    config["eos_token_id"] = completion.tokens[2]
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "generation_config.json").unlink()
+
+    findings = {finding.topic: finding for finding in asked(source, tmp_path / "ended")}
+
+    assert findings["completions"].agreed == findings["completions"].questions == 1
