@@ -18,8 +18,8 @@ PrefillPrecision = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 WitnessTopic = Literal[
-    "special tokens", "texts", "offsets", "chats", "inputs", "logits", "outputs", "embeddings",
-    "labels", "entities", "answers", "blanks", "completions",
+    "special tokens", "texts", "offsets", "chats", "vocabulary", "inputs", "logits", "outputs",
+    "embeddings", "labels", "entities", "answers", "blanks", "completions",
 ]  # fmt: skip
 
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -87,7 +87,7 @@ def _has_questions(topic: Any, bundled: Any) -> bool:
 def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     """Ask every question of a topic; None where it does not apply."""
     from ortolan.errors import OrtolanError
-    from ortolan.export.witness.compare import Comparison
+    from ortolan.export.witness.compare import UNKNOWN, Comparison
     from ortolan.export.witness.publisher import UnansweredError, is_out_of_memory
 
     finding = Finding(topic=topic.name, by=publisher.name)
@@ -116,6 +116,8 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
             # a question that the publisher's code itself fails on
             unasked = f"{publisher.name} fails on {name}: {type(error).__name__}"
             continue
+        if theirs is UNKNOWN:
+            continue
         comparison = Comparison(tolerance)
         try:
             answer = topic.ours(bundled, question)
@@ -131,7 +133,7 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
         asked += 1
         agreed += problem is None
         if problem is not None and first is None:
-            first = f"{name}: {problem}"
+            first = f"{name}: {problem}{_reason(topic, bundled, publisher, question)}"
         if comparison.largest is not None:
             largest = max(comparison.largest, largest or 0.0)
     return msgspec.structs.replace(
@@ -141,6 +143,15 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
 
 def _failure(error: Exception) -> str:
     return f"the bundle fails with {type(error).__name__}: {error}"
+
+
+def _reason(topic: Any, bundled: Any, publisher: Any, question: Any) -> str:
+    """Where the two part, in brackets, if the topic can tell."""
+    reason = None
+    # a difference counts whether it can be explained or not
+    with suppress(Exception):
+        reason = topic.explain and topic.explain(bundled, publisher, question)
+    return f" ({reason})" if reason else ""
 
 
 def _limit(memory: int | None) -> None:

@@ -21,6 +21,10 @@ SMALLEST = 1e-30
 """Replaces the largest number of an answer of zeros."""
 
 
+UNKNOWN: Answer = object()
+"""Answer of the publisher's code where it does not say."""
+
+
 class Beginning(list[int]):
     """Token ids that the other answer must begin with."""
 
@@ -90,7 +94,7 @@ class Comparison:
             for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
                 self.compare(one, other, f"{where}[{number}]")
             if len(ours) != len(theirs):
-                self._differ(where, f"{len(ours)} items", f"{len(theirs)}")
+                self._differ(where, _items(ours), _items(theirs))
         elif ours != theirs:
             self._differ(where, *_cut(ours, theirs))
 
@@ -123,6 +127,12 @@ def _is_list(value: object) -> bool:
 
 def _words(ours: bool, theirs: bool) -> tuple[str, str]:
     return ("a value" if ours else "nothing"), ("a value" if theirs else "nothing")
+
+
+def _items(values: Sequence[Any]) -> str:
+    """A short list, or the number of items of a long one."""
+    text = f"{list(values)}"
+    return text if len(text) <= SHOWN else f"{len(values)} items"
 
 
 def _cut(ours: object, theirs: object) -> tuple[str, str]:

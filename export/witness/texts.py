@@ -16,7 +16,7 @@ TEXTS: tuple[str, ...] = (
     "  Hello",
     "Hello ",
     "Hello  world,   how are   you?",
-    "hello.",
+    "Wait , is it so ? We do n't know .",
     "Don't you'll we've I'm they're she'd it's",
     "The quick brown fox jumps over the lazy dog.",
     "THE QUICK BROWN FOX",
@@ -109,23 +109,49 @@ _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 _ANSWER = {"role": "assistant", "content": "Paris."}
 _SYSTEM = {"role": "system", "content": "You are brief."}
 
+_MORE = {"role": "user", "content": "And of Spain?"}
+
 CONVERSATIONS: Mapping[str, list[dict[str, Any]]] = {
     "a question": [_QUESTION],
     "a system message": [_SYSTEM, _QUESTION],
-    "two turns": [_QUESTION, _ANSWER, {"role": "user", "content": "And of Spain?"}],
-    "a system message and two turns": [
-        _SYSTEM,
-        _QUESTION,
-        _ANSWER,
-        {"role": "user", "content": "And of Spain?"},
-    ],
+    "two turns": [_QUESTION, _ANSWER, _MORE],
+    "a system message and two turns": [_SYSTEM, _QUESTION, _ANSWER, _MORE],
     "an empty message": [{"role": "user", "content": ""}],
     "spaces and lines": [{"role": "user", "content": "  two spaces\n\n\tand a tab \n"}],
     "code and languages": [
         {"role": "user", "content": "def f(x):\n    return x\n\nÜbersetze: 你好, مرحبا 🙂"},
     ],
 }
-"""Conversations; those of a template with tools also ask with `TOOLS`."""
+"""Conversations of texts alone."""
+
+BEGUN: list[dict[str, Any]] = [_QUESTION, {"role": "assistant", "content": "It is"}]
+"""A conversation whose last answer is to be continued."""
+
+REASONED: list[dict[str, Any]] = [
+    _QUESTION,
+    {**_ANSWER, "reasoning_content": "An easy question about Europe."},
+    _MORE,
+]
+"""A conversation with a chain of thought, for a template that reads it."""
+
+_CALL = {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Will it rain?"},
+    {
+        "role": "assistant",
+        "content": "",
+        # nine letters and digits, as Mistral's templates demand
+        "tool_calls": [{"id": "abcdef123", "type": "function", "function": _CALL}],
+    },
+    {
+        "role": "tool",
+        "tool_call_id": "abcdef123",
+        "name": "weather",
+        "content": '{"rain": "in the <b>evening</b>"}',
+    },
+]
+"""A conversation with a call of `TOOLS` and its result."""
 
 TOOLS: list[dict[str, Any]] = [
     {

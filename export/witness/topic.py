@@ -40,6 +40,7 @@ class Topic:
         theirs: the publisher's answer. Raises `UnansweredError` where its code cannot tell.
         tolerance: largest difference of numbers relative to the largest of an answer; by default
             that of the bundle's precision.
+        explain: where the two part, in words, for the first question whose answers differ.
     """
 
     name: WitnessTopic
@@ -47,3 +48,4 @@ class Topic:
     ours: Callable[[Bundled, Any], Answer]
     theirs: Theirs
     tolerance: float | None = None
+    explain: Callable[[Bundled, Publisher, Any], str | None] | None = None

@@ -13,9 +13,10 @@ from ortolan.export.witness.topics.labels import LABELS
 from ortolan.export.witness.topics.logits import LOGITS
 from ortolan.export.witness.topics.outputs import OUTPUTS
 from ortolan.export.witness.topics.texts import OFFSETS, TEXTS
+from ortolan.export.witness.topics.vocabulary import VOCABULARY
 
 TOPICS: tuple[Topic, ...] = (
-    *(ENDS, TEXTS, OFFSETS, CHATS, INPUTS),
+    *(ENDS, TEXTS, OFFSETS, CHATS, VOCABULARY, INPUTS),
     *(LOGITS, OUTPUTS),
     *(EMBEDDINGS, LABELS, ENTITIES, ANSWERS, BLANKS, COMPLETIONS),
 )

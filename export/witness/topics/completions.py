@@ -51,9 +51,10 @@ def theirs(publisher: Publisher, prompts: list[list[int]]) -> Answer:
 
 
 def _greedy(model: Any, prompt: list[int]) -> Beginning:
-    # no setting of its own: penalties and samplers are another topic
+    # settings that are left out come from the model, whose samplers and penalties are not asked for
     plain = GenerationConfig(
-        max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
+        max_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1, pad_token_id=0,
+        repetition_penalty=1.0, no_repeat_ngram_size=0,
         eos_token_id=-1,  # none ends a text, as with `ignore_eos`; `min_new_tokens` would avoid it
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip

@@ -1,12 +1,27 @@
-"""Special tokens: where a text begins, where it ends, and what is never chosen."""
+"""Settings of `generate`: where a text begins and ends, what is never chosen, and how to sample."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.compare import UNKNOWN, Answer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
+from ortolan.runtime.generation.recommended import recommendation
+
+SAMPLING = "recommended sampling"
+
+DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_k": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Options of sampling that transformers and bundles share, with values that change nothing.
+
+As its documentation says, a bundle adds no top_k of 50.
+"""
 
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
@@ -14,14 +29,17 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     manifest = bundled.manifest
     if not manifest.model_kind.has_decoder:
         return {}
-    names = ["eos", "suppressed", "suppressed_first", "forced_last"]
+    names = ["bos", "eos", "suppressed", "suppressed_first", "forced_last", SAMPLING]
     if manifest.model_kind.has_encoder:
         names += ["start", "forced_first"]
     return {name: name for name in names}
 
 
 def ours(bundled: Bundled, name: str) -> Answer:
-    """A field of the manifest."""
+    """A field of the manifest, or the sampling that the bundle recommends."""
+    if name == SAMPLING:
+        sampling = recommendation(bundled.bundle).sampling
+        return {option: f"{getattr(sampling, option):g}" for option in DEFAULTS}
     value = getattr(bundled.manifest.tokens, name)
     return sorted(value) if isinstance(value, tuple) else value
 
@@ -29,6 +47,11 @@ def ours(bundled: Bundled, name: str) -> Answer:
 def theirs(publisher: Publisher, name: str) -> Answer:
     """The same from `generation_config.json`, or from the config."""
     generation = publisher.generation
+    has_file = (publisher.folder / "generation_config.json").is_file()
+    if name == SAMPLING:
+        return _sampling(generation) if has_file else UNKNOWN
+    if name == "bos":
+        return generation.bos_token_id if has_file else UNKNOWN
     if name == "suppressed":
         bad = generation.bad_words_ids or ()
         words = {word[0] for word in bad} - set(_ids(generation.eos_token_id))
@@ -44,6 +67,17 @@ def theirs(publisher: Publisher, name: str) -> Answer:
     if name in ("eos", "suppressed_first"):
         return sorted(set(_ids(value)))
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _sampling(generation: Any) -> dict[str, str]:
+    values = {option: getattr(generation, option, None) for option in DEFAULTS}
+    chosen = {
+        option: DEFAULTS[option] if value is None else value for option, value in values.items()
+    }
+    if not generation.do_sample:
+        penalty = chosen["repetition_penalty"]
+        chosen = {**DEFAULTS, "temperature": 0.0, "repetition_penalty": penalty}
+    return {option: f"{value:g}" for option, value in chosen.items()}
 
 
 def _ids(value: int | list[int] | None) -> list[int]:

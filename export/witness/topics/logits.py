@@ -11,6 +11,7 @@ import torch
 
 from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
 from ortolan.runtime.verification.certificate import Logits, kept_positions
@@ -53,7 +54,7 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
     if bundled.first_layers is not None or not bundled.has_exact_numbers:
         reference = bundled.reference.reference
         assert isinstance(reference, Logits)
-        return {"top": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
+        return {"highest": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
     return kept(bundled.model.logits(question["ids"]), question)
 
 
@@ -70,10 +71,21 @@ def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
     top_RK = np.take_along_axis(logits_RV, question["top_ids"].astype(np.int64), axis=-1)
     highest = logits_RV.max(axis=-1, keepdims=True)
     sums_R = np.log(np.exp(logits_RV - highest).sum(axis=-1)) + highest[:, 0]
-    return {"top": top_RK, "log_sum_exp": sums_R}
+    return {"highest": top_RK, "log_sum_exp": sums_R}
+
+
+def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:
+    """The first layer whose output differs."""
+    del bundled
+    return first_layer(publisher, question["ids"], tolerance=FLOAT32)
 
 
 LOGITS = Topic(
+    name="logits",
+    questions=questions,
+    ours=ours,
+    theirs=theirs,
     # the reference has float32 numbers whatever the precision
-    name="logits", questions=questions, ours=ours, theirs=theirs, tolerance=FLOAT32
-)  # fmt: skip
+    tolerance=FLOAT32,
+    explain=explain,
+)

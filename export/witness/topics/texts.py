@@ -1,54 +1,96 @@
-"""Token ids and decoded texts: languages, code, emoji, spaces, and control tokens."""
+"""Token ids and decoded texts: languages, code, emoji, spaces, and added tokens."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer, Either
+from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.publisher import Publisher, UnansweredError
 from ortolan.export.witness.texts import TEXTS as PLAIN
 from ortolan.export.witness.topic import Topic, with_either_tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-MOST_CONTROL = 12
-"""Control tokens that are written into texts: the first and the last of the vocabulary."""
+MOST_ADDED = 12
+"""Added tokens that are written into texts: the first and the last of the vocabulary."""
+
+ADDED = "added tokens"
+
+AROUND = "one {0}  two{0}\n{0}three {0}"
+"""A token between spaces, letters and lines, which some tokens take in, and at the end."""
 
 
-def questions(bundled: Bundled) -> Mapping[str, str]:
-    """Texts, by what is particular about them."""
+def questions(bundled: Bundled) -> Mapping[str, str | None]:
+    """Texts, by what is particular about them; None stands for the added tokens themselves."""
     tokenizer = bundled.tokenizer
     if tokenizer is None:
         return {}
-    special = tokenizer.special_ids()
-    half = MOST_CONTROL // 2
-    shown = special if len(special) <= MOST_CONTROL else [*special[:half], *special[-half:]]
-    control = {}
-    for number, token in enumerate(shown):
-        text = tokenizer.text_of(token)
-        # alone, after a space, between words, and at the end
-        form = ("{}", "a {}", "one{}two", " {} ", "({})")[number % 5]
-        control[f"{text} in a text"] = form.format(text)
-    return {**{repr(text[:32]): text for text in PLAIN}, **control}
+    added, half = [row["content"] for row in _added(tokenizer)], MOST_ADDED // 2
+    shown = added if len(added) <= MOST_ADDED else [*added[:half], *added[-half:]]
+    return {
+        ADDED: None,
+        **{repr(text[:32]): text for text in PLAIN},
+        **{f"{token} in a text": AROUND.format(token) for token in shown},
+    }
 
 
-def ours(bundled: Bundled, text: str) -> Answer:
+def ours(bundled: Bundled, text: str | None) -> Answer:
     """Ids, and what they decode to."""
     tokenizer = bundled.tokenizer
     assert tokenizer is not None
+    if text is None:
+        return {row["id"]: _shown(row["content"], row["special"]) for row in _added(tokenizer)}
     ids = tokenizer.encode(text)
-    return {"ids": ids, "decoded": tokenizer.decode(ids)}
+    return {
+        "ids": ids,
+        "decoded": tokenizer.decode(ids),
+        "decoded with special tokens": tokenizer.decode(ids, skip_special_tokens=False),
+    }
 
 
-def theirs(publisher: Publisher, text: str) -> Answer:
-    """The same from the publisher's tokenizer, or from its file."""
-    return Either(_read(publisher.tokenizer, text), lambda: _read(publisher.saved_tokenizer, text))
-
-
-def _read(tokenizer: Any, text: str) -> Answer:
+def theirs(publisher: Publisher, text: str | None) -> Answer:
+    """The same from the publisher's tokenizer."""
+    tokenizer = publisher.tokenizer
+    if text is None:
+        tokens = tokenizer.added_tokens_decoder.items()
+        return {number: _shown(token.content, token.special) for number, token in tokens}
     ids = list(tokenizer(text)["input_ids"])
     # tokenizers shows a special token that tokenizer_config.json describes once more
     shown = [token for token in ids if token not in tokenizer.all_special_ids]
-    decoded = tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return {"ids": ids, "decoded": decoded}
+    return {
+        "ids": ids,
+        "decoded": tokenizer.decode(
+            shown, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        ),
+        "decoded with special tokens": tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+    }
+
+
+def explain(bundled: Bundled, publisher: Publisher, text: str | None) -> str | None:
+    """The first two tokens that differ, as texts."""
+    if text is None or bundled.tokenizer is None:
+        return None
+    tokenizer, other = bundled.tokenizer, publisher.tokenizer
+    for one, two in zip(tokenizer.encode(text), other(text)["input_ids"], strict=False):
+        if one != two:
+            shown = tokenizer.decode([one], skip_special_tokens=False)
+            return f"{shown!r} in place of {other.decode([two])!r}"
+    return None
+
+
+def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = msgspec.json.decode(tokenizer.to_json())["added_tokens"]
+    return rows
+
+
+def _shown(text: str, special: bool) -> str:
+    return f"{text!r}{', special' if special else ''}"
+
+
+def offset_questions(bundled: Bundled) -> Mapping[str, str]:
+    """The texts alone."""
+    return {name: text for name, text in questions(bundled).items() if text is not None}
 
 
 def our_offsets(bundled: Bundled, text: str) -> Answer:
@@ -69,9 +111,15 @@ def their_offsets(publisher: Publisher, text: str) -> Answer:
 
 OFFSETS = Topic(
     name="offsets",
-    questions=questions,
+    questions=offset_questions,
     ours=our_offsets,
     theirs=with_either_tokenizer(their_offsets),
 )
 
-TEXTS = Topic(name="texts", questions=questions, ours=ours, theirs=theirs)
+TEXTS = Topic(
+    name="texts",
+    questions=questions,
+    ours=ours,
+    theirs=with_either_tokenizer(theirs),
+    explain=explain,
+)
