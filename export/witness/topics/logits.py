@@ -54,7 +54,7 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
     if bundled.first_layers is not None or not bundled.has_exact_numbers:
         reference = bundled.reference.reference
         assert isinstance(reference, Logits)
-        return {"highest": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
+        return {"top": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
     return kept(bundled.model.logits(question["ids"]), question)
 
 
@@ -71,7 +71,7 @@ def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
     top_RK = np.take_along_axis(logits_RV, question["top_ids"].astype(np.int64), axis=-1)
     highest = logits_RV.max(axis=-1, keepdims=True)
     sums_R = np.log(np.exp(logits_RV - highest).sum(axis=-1)) + highest[:, 0]
-    return {"highest": top_RK, "log_sum_exp": sums_R}
+    return {"top": top_RK, "log_sum_exp": sums_R}
 
 
 def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:

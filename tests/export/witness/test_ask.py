@@ -145,7 +145,7 @@ def test_first_layers_that_differ_reject_the_bundle(
     model = alike.model
     other = changed(alike, tmp_path / "other", rms_norm_eps=1e-2)
     free(0.8)
-    with pytest.raises(WitnessError, match="differently: logits, 1 token: highest"):
+    with pytest.raises(WitnessError, match="differently: logits, 1 token: top"):
         alike.ask(other, model)
 
 
