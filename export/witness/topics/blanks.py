@@ -40,7 +40,8 @@ def theirs(publisher: Publisher, text: str) -> Answer:
     results = publisher.pipeline("fill-mask", top_k=TOP)(text)
     blanks = results if isinstance(results[0], list) else [results]
     return [
-        [(one["token"], one["token_str"], float(one["score"])) for one in blank] for blank in blanks
+        [(one["token"], one["token_str"].strip(), float(one["score"])) for one in blank]
+        for blank in blanks
     ]
 
 

@@ -33,22 +33,34 @@ def with_cls() -> Any:
     return with_ends(KINDS["wordpiece"](), "[CLS] $A [SEP]")
 
 
+def with_mask() -> Any:
+    """Like RoBERTa, whose words begin with a space."""
+    tokenizer = KINDS["byte_level"]()
+    tokenizer.add_special_tokens(["<mask>"])
+    return tokenizer
+
+
 TOKENIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (with_digits, {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>"}),
     "mistral": (KINDS["sentencepiece"], {"tokenizer_class": "LlamaTokenizer", "legacy": False}),
     "gemma2": (KINDS["gemma"], {"tokenizer_class": "GemmaTokenizer", "bos_token": "<s>"}),
     "qwen2": (KINDS["byte_level"], {"tokenizer_class": "PreTrainedTokenizerFast"}),
     "bert": (with_cls, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+    "roberta": (with_mask, {"tokenizer_class": "RobertaTokenizer", "mask_token": "<mask>"}),
     "t5": (KINDS["metaspace"], {"tokenizer_class": "PreTrainedTokenizerFast"}),
 }
 """Tokenizers and their configs by type of the model."""
+
+ARCHITECTURES = {"roberta": {"architectures": ["RobertaForMaskedLM"]}}
+"""Other classes than those of the tiny configs."""
 
 
 def save(model_type: str, folder: Path) -> None:
     """A tiny checkpoint with a tokenizer, as users have them."""
     make, config = TOKENIZERS[model_type]
     tokenizer = make()
-    values = CONFIGS[model_type] | {"vocab_size": tokenizer.get_vocab_size() + 8}
+    values = CONFIGS[model_type] | ARCHITECTURES.get(model_type, {})
+    values |= {"vocab_size": tokenizer.get_vocab_size() + 8}
     save_tiny(values, folder, spread=0.2)
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(config | {"chat_template": TEMPLATE})
