@@ -9,7 +9,10 @@ from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
 from ortolan.runtime.generation.recommended import recommendation
 
-SAMPLING = "recommended sampling"
+SAMPLING, CONTEXT = "recommended sampling", "tokens of a context"
+
+SAME_AT_ALL_LENGTHS = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies do not limit a context."""
 
 DEFAULTS: Mapping[str, float] = {
     "temperature": 1.0,
@@ -32,6 +35,8 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     names = ["bos", "eos", "suppressed", "suppressed_first", "forced_last", SAMPLING]
     if manifest.model_kind.has_encoder:
         names += ["start", "forced_first"]
+    else:
+        names.append(CONTEXT)
     return {name: name for name in names}
 
 
@@ -40,6 +45,8 @@ def ours(bundled: Bundled, name: str) -> Answer:
     if name == SAMPLING:
         sampling = recommendation(bundled.bundle).sampling
         return {option: f"{getattr(sampling, option):g}" for option in DEFAULTS}
+    if name == CONTEXT:
+        return bundled.manifest.context_length
     value = getattr(bundled.manifest.tokens, name)
     return sorted(value) if isinstance(value, tuple) else value
 
@@ -47,6 +54,8 @@ def ours(bundled: Bundled, name: str) -> Answer:
 def theirs(publisher: Publisher, name: str) -> Answer:
     """The same from `generation_config.json`, or from the config."""
     generation = publisher.generation
+    if name == CONTEXT:
+        return _context(publisher)
     has_file = (publisher.folder / "generation_config.json").is_file()
     if name == SAMPLING:
         return _sampling(generation) if has_file else UNKNOWN
@@ -67,6 +76,18 @@ def theirs(publisher: Publisher, name: str) -> Answer:
     if name in ("eos", "suppressed_first"):
         return sorted(set(_ids(value)))
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _context(publisher: Publisher) -> Answer:
+    """Length of the texts that a model with rotary positions was made for."""
+    config = publisher.config.get_text_config()
+    rotary: Any = getattr(config, "rope_parameters", None) or {}
+    kinds = [rotary] if "rope_type" in rotary else rotary.values()
+    plain = [kind.get("rope_type") in SAME_AT_ALL_LENGTHS for kind in kinds if kind]
+    longest = getattr(config, "max_position_embeddings", None)
+    if not plain or not all(plain) or not longest:
+        return UNKNOWN
+    return min(longest, publisher.most or longest)
 
 
 def _sampling(generation: Any) -> dict[str, str]:
