@@ -18,8 +18,9 @@ PrefillPrecision = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 WitnessTopic = Literal[
-    "special tokens", "texts", "offsets", "chats", "vocabulary", "inputs", "logits", "outputs",
-    "embeddings", "labels", "entities", "answers", "blanks", "completions",
+    "special tokens", "texts", "offsets", "chats", "vocabulary", "inputs", "image inputs",
+    "sound inputs", "logits", "outputs", "images", "sounds", "embeddings", "labels", "entities",
+    "answers", "blanks", "completions", "media prompts", "transcripts",
 ]  # fmt: skip
 
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortolan.export.witness.texts import FILLER, PAIRS, SENTENCES, Reading
-from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle, open_part
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.chat.chat import Chat
@@ -130,6 +130,13 @@ class Bundled:
             time.sleep(POLL_SECONDS)
         data, arrays = (folder / JSON_NAME).read_bytes(), folder / ARRAYS_NAME
         return decode_certificate(data, arrays.read_bytes, self.manifest)
+
+    @cached_property
+    def reads(self) -> Any:
+        """What its encoder reads; of a decoder, the images or sounds of prompts, or None."""
+        if self.manifest.features is None:
+            return self.manifest.source
+        return open_part(self.bundle, "media").manifest.source
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -37,6 +37,14 @@ class Either:
     second: Callable[[], Answer]
 
 
+@dataclass(frozen=True, slots=True)
+class Rough:
+    """An answer that another kernel rounds, with the largest difference that this explains."""
+
+    answer: Answer
+    tolerance: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The first place where two answers differ.
@@ -78,6 +86,8 @@ class Comparison:
             trial = Comparison(self.tolerance)
             trial.compare(ours, theirs.first, where)
             theirs = theirs.first if trial.first is None else theirs.second()
+        if isinstance(theirs, Rough):
+            self.tolerance, theirs = max(self.tolerance, theirs.tolerance), theirs.answer
         if isinstance(theirs, Beginning):
             ours = list(ours)[: len(theirs)]
             theirs = list(theirs)

@@ -8,7 +8,7 @@ import errno
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, wraps
@@ -20,7 +20,15 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+)
+from transformers.models.auto import processing_auto
 
 from ortolan.export.witness.depth import (
     LIBRARIES,
@@ -181,8 +189,27 @@ class Publisher:
     @cached_property
     @_or_unasked("the processor")
     def processor(self) -> Any:
-        """The processor of images or sounds."""
+        """The processor of texts with images or sounds."""
         return AutoProcessor.from_pretrained(self.folder)
+
+    @cached_property
+    @_or_unasked("the image processor")
+    def image_processor(self) -> Any:
+        """The image processor; that of Pillow, which resizes as models were trained."""
+        return AutoImageProcessor.from_pretrained(self.folder, use_fast=False)
+
+    @property
+    def image_options(self) -> Mapping[str, Any]:
+        """What the processor of texts and images passes to that of images."""
+        names: Any = getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {})
+        name = names.get(self.config.model_type) or ""
+        return getattr(getattr(transformers, name, None), "images_kwargs", {})
+
+    @cached_property
+    @_or_unasked("the feature extractor")
+    def feature_extractor(self) -> Any:
+        """The feature extractor of sounds."""
+        return AutoFeatureExtractor.from_pretrained(self.folder)
 
     @cached_property
     @_or_unasked("generation_config.json")

@@ -1,6 +1,6 @@
-"""Greedy completions of a decoder, alone and in a batch of two lengths."""
+"""Greedy completions of prompts, or of sources: alone and in a batch of two lengths."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,9 @@ from transformers import GenerationConfig
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer, Beginning
 from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.sources import Inputs, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
+from ortolan.runtime.bundle.text_source import TextSource
 
 NEW_TOKENS = 8
 
@@ -20,22 +22,38 @@ NEAR_TIE = 1e-3
 """Gap between the two highest logits, relative to the largest, within which either may come
 first."""
 
+TOKENS = (
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "decoder_start_token_id"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
+)
+"""Settings of `generate` that a bundle follows without being told."""
+
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
-    """A batch of prompts from the certificate, for a bundle with the trained model's numbers."""
+    """Prompts or sources from the certificate, for a bundle with the trained model's numbers."""
     manifest = bundled.manifest
-    is_text = manifest.kind == "decoder" and not manifest.is_head
-    if not is_text or not bundled.has_exact_numbers:
+    if not manifest.model_kind.has_decoder or manifest.is_head or not bundled.has_exact_numbers:
         return {}
-    certificate = bundled.certificate
-    plain = [n for n, probe in enumerate(certificate.probes) if not probe.features]
-    longest = max((certificate.ids(number) for number in plain), key=len, default=[])
+    texts = [text for text in _texts(bundled) if text]
+    longest = max(texts, key=len, default=[])
     room = manifest.context_length - NEW_TOKENS
+    if isinstance(manifest.source, TextSource):
+        room = len(longest) if manifest.context_length > NEW_TOKENS else 0
     lengths = [min(length, room, len(longest)) for length in PROMPTS]
     if min(lengths) < 1:
         return {}
     first, second = lengths
-    return {"a batch of two": [longest[:first], longest[len(longest) - second :]]}
+    prompts = [longest[:first], longest[len(longest) - second :]]
+    return {"alone": prompts[:1], "a batch of two": prompts}
+
+
+def _texts(bundled: Bundled) -> Sequence[list[int]]:
+    """The token ids that the certificate's probes begin with."""
+    certificate, source = bundled.certificate, bundled.manifest.source
+    if isinstance(source, TextSource):
+        return [probe_source(bundled, number) for number in range(len(certificate.probes))]
+    plain = [n for n, probe in enumerate(certificate.probes) if not probe.features]
+    return [certificate.ids(number) for number in plain] if source is None else []
 
 
 def ours(bundled: Bundled, prompts: list[list[int]]) -> Answer:
@@ -44,26 +62,32 @@ def ours(bundled: Bundled, prompts: list[list[int]]) -> Answer:
     return [[int(token) for token in completion.tokens] for completion in completions]
 
 
-@torch.inference_mode()
 def theirs(publisher: Publisher, prompts: list[list[int]]) -> Answer:
     """Tokens of `generate`, each prompt alone, up to a near tie."""
-    return [_greedy(publisher.model, prompt) for prompt in prompts]
+    return [greedy(publisher, publisher_inputs(publisher, prompt)) for prompt in prompts]
 
 
-def _greedy(model: Any, prompt: list[int]) -> Beginning:
-    # settings that are left out come from the model, whose samplers and penalties are not asked for
+@torch.inference_mode()
+def greedy(publisher: Publisher, inputs: Inputs, new_tokens: int = NEW_TOKENS) -> Beginning:
+    """The most probable tokens after a prompt or a source, up to a near tie."""
+    model, generation = publisher.model, publisher.generation
     plain = GenerationConfig(
-        max_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1, pad_token_id=0,
-        repetition_penalty=1.0, no_repeat_ngram_size=0,
+        **{name: getattr(generation, name, None) for name in TOKENS},
+        max_new_tokens=new_tokens, do_sample=False, pad_token_id=0,
         eos_token_id=-1,  # none ends a text, as with `ignore_eos`; `min_new_tokens` would avoid it
-        return_dict_in_generate=True, output_logits=True,
+        return_dict_in_generate=True, output_scores=True,
+        # transformers makes a cache for as many layers as the encoder has
+        use_cache=not model.config.is_encoder_decoder,
     )  # fmt: skip
-    ids = torch.tensor([prompt])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)
+    # which `generate` would take other settings from, such as penalties
+    model.generation_config = plain
+    output = model.generate(**inputs, generation_config=plain)
     tokens = Beginning()
-    for logits, token in zip(output.logits, output.sequences[0, len(prompt) :], strict=True):
-        best, next_best = logits[0].float().topk(2).values
-        if best - next_best < NEAR_TIE * logits[logits.isfinite()].abs().max():
+    for scores, token in zip(
+        output.scores, output.sequences[0, -len(output.scores) :], strict=True
+    ):
+        best, next_best = scores[0].float().topk(2).values
+        if best - next_best < NEAR_TIE * scores[scores.isfinite()].abs().max():
             break
         tokens.append(int(token))
     return tokens

@@ -1,9 +1,9 @@
-"""Logits of a decoder after every token of a text.
+"""Logits of a decoder after every token of a text, and of a source if it reads one.
 
 Shape letters: S tokens, R rows that the certificate keeps, K kept logits, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.sources import probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.runtime.verification.certificate import Logits, kept_positions
 
@@ -22,7 +23,7 @@ MOST_TOKENS = 256
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
     """Probes of the certificate, with the tokens whose logits it keeps."""
-    if bundled.manifest.kind != "decoder" or bundled.manifest.is_head:
+    if not bundled.manifest.model_kind.has_decoder or bundled.manifest.is_head:
         return {}
     certificate = bundled.reference
     reference = certificate.reference
@@ -35,14 +36,25 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
         row += len(positions)
         if probe.features or probe.length > MOST_TOKENS:
             continue  # vectors of images have a topic of their own
+        ids = certificate.ids(number)
+        if bundled.manifest.source is not None:
+            positions = [place for place in positions if place < _unpadded(bundled, ids)]
+            rows = slice(rows.start, rows.start + len(positions))
         name = f"{probe.length} token{'s' * (probe.length > 1)}"
         asked[name] = {
-            "ids": certificate.ids(number),
+            "ids": ids,
             "positions": positions,
             "top_ids": reference.top_ids[rows],
             "rows": rows,
+            "source": probe_source(bundled, number),
         }
     return asked
+
+
+def _unpadded(bundled: Bundled, ids: Sequence[int]) -> int:
+    """Tokens of a target before the first padding, apart from the start; see `known.PADDING`."""
+    pad = bundled.manifest.tokens.pad
+    return next((place for place, own in enumerate(ids) if place and own == pad), len(ids))
 
 
 def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
@@ -54,24 +66,35 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
     if bundled.first_layers is not None or not bundled.has_exact_numbers:
         reference = bundled.reference.reference
         assert isinstance(reference, Logits)
-        return {"top": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
-    return kept(bundled.model.logits(question["ids"]), question)
+        return of_reference(reference, rows)
+    source = () if question["source"] is None else (question["source"],)
+    return kept(bundled.model.logits(*source, question["ids"]), question)
 
 
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from an uncached forward pass."""
-    output = publisher.stack(input_ids=torch.tensor([question["ids"]]), use_cache=False)
+    ids = torch.tensor([question["ids"]])
+    inputs = {"input_ids": ids}
+    if question["source"] is not None:
+        source = publisher_inputs(publisher, question["source"], is_probe=True)
+        inputs = {**source, "decoder_input_ids": ids}
+    output = publisher.stack(**inputs, use_cache=False)
     return kept(output.logits[0].float().numpy(), question)
 
 
+def of_reference(reference: Logits, rows: slice) -> Answer:
+    """The kept logits of some rows, and after them the logarithm of the sum of all."""
+    return np.append(reference.top_logits[rows], reference.log_sum_exp[rows, None], axis=-1)
+
+
 def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
-    """The logits that the certificate keeps, and the logarithm of the sum of all."""
+    """The same of the logits of every token."""
     logits_RV = logits_SV[question["positions"]].astype(np.float64)
     top_RK = np.take_along_axis(logits_RV, question["top_ids"].astype(np.int64), axis=-1)
-    highest = logits_RV.max(axis=-1, keepdims=True)
-    sums_R = np.log(np.exp(logits_RV - highest).sum(axis=-1)) + highest[:, 0]
-    return {"top": top_RK, "log_sum_exp": sums_R}
+    highest_R1 = logits_RV.max(axis=-1, keepdims=True)
+    sums_R1 = np.log(np.exp(logits_RV - highest_R1).sum(axis=-1, keepdims=True)) + highest_R1
+    return np.append(top_RK, sums_R1, axis=-1)
 
 
 def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:

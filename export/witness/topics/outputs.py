@@ -13,7 +13,7 @@ from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
-from ortolan.export.witness.topics.logits import MOST_TOKENS, kept
+from ortolan.export.witness.topics.logits import MOST_TOKENS, kept, of_reference
 from ortolan.runtime.inputs.ids import TextIds
 from ortolan.runtime.verification.certificate import Logits, kept_positions
 
@@ -56,7 +56,7 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
     if output is not None and output.labels:
         return reference.of_labels(output.size)[rows]
     if isinstance(reference, Logits):
-        return {"top": reference.top_logits[rows], "log_sum_exp": reference.log_sum_exp[rows]}
+        return of_reference(reference, rows)
     return reference.values[rows]
 
 

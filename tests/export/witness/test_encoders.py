@@ -142,7 +142,7 @@ def weights_of(bundle: Path) -> Sequence[str]:
 EDITS: dict[str, tuple[str, str, Any, str, str]] = {
     "pooling": ("embedder", "fp32", pooled, "outputs", "[0, "),
     "pooling of a rounded one": ("embedder", "int8", pooled, "outputs", "[0, "),
-    "a weight": ("masked", "fp32", rescaled, "outputs", "top["),
+    "a weight": ("masked", "fp32", rescaled, "outputs", ": ["),
     "a prompt": (
         "embedder",
         "fp32",

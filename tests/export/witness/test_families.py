@@ -115,4 +115,4 @@ def test_a_completion_goes_on_after_its_end(tmp_path: Path) -> None:
 
     findings = {finding.topic: finding for finding in asked(source, tmp_path / "ended")}
 
-    assert findings["completions"].agreed == findings["completions"].questions == 1
+    assert findings["completions"].agreed == findings["completions"].questions == 2

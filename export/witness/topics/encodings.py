@@ -1,0 +1,172 @@
+"""What encoders of images or sounds return: scores of labels, embeddings, states and logits.
+
+Where weights are rounded, the reference of the certificate is compared instead.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import ImageClassificationPipeline, ZeroShotImageClassificationPipeline
+
+from ortolan.export.witness import media
+from ortolan.export.witness.bundled import FLOAT32, Bundled
+from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.publisher import Publisher, UnansweredError
+from ortolan.export.witness.sources import picture, probe_source, publisher_inputs
+from ortolan.export.witness.topic import Topic
+from ortolan.export.witness.topics.logits import kept, of_reference
+from ortolan.export.witness.topics.media_inputs import pictures, sounds
+from ortolan.runtime.bundle.image_sources import PatchSource
+from ortolan.runtime.verification.certificate import Logits, kept_positions
+
+MOST_PICTURES = 3
+"""Pictures with answers of their own; the others only differ in how they are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question to an encoder.
+
+    Attributes:
+        value: pixels or samples.
+        kind: name of the bundle's kind of output.
+        words: labels to choose from.
+        row: of the certificate's reference, to compare with; None to ask the bundle itself.
+        positions: of the rows that the certificate keeps.
+        top_ids: ids of the logits that it keeps.
+    """
+
+    value: Any
+    kind: str
+    words: Sequence[str] = ()
+    row: slice | None = None
+    positions: Sequence[int] = ()
+    top_ids: Any = None
+
+
+def questions(
+    find: Callable[[Bundled], Mapping[str, Any]], bundled: Bundled
+) -> Mapping[str, Question]:
+    """Media, or probes of the certificate where weights are rounded."""
+    asked, manifest = find(bundled), bundled.manifest
+    if manifest.kind != "encoder" or not asked:
+        return {}
+    kind = manifest.output_kind.name
+    if not bundled.has_exact_numbers:
+        return _probes(bundled, kind)
+    whole = {name: own for name, own in asked.items() if _fits(bundled, own)}
+    found = {
+        name: Question(value=own, kind=kind) for name, own in islice(whole.items(), MOST_PICTURES)
+    }
+    if manifest.texts is not None:
+        name, own = next(iter(asked.items()))
+        found[f"words for {name}"] = Question(value=own, kind=kind, words=media.LABELS)
+    return found
+
+
+def _fits(bundled: Bundled, value: Any) -> bool:
+    """Whether an encoder reads a sound at once; images always."""
+    return bool(value.dtype == np.uint8 or len(value) <= bundled.reads.samples)
+
+
+def _probes(bundled: Bundled, kind: str) -> Mapping[str, Question]:
+    """Probes of the certificate, with the rows that it keeps of each."""
+    certificate, row, found = bundled.certificate, 0, {}
+    reference = certificate.reference
+    for number, probe in enumerate(certificate.probes):
+        positions = kept_positions(probe.length, certificate.output)
+        rows = slice(row, row + len(positions))
+        row += len(positions)
+        value = probe_source(bundled, number)
+        if isinstance(bundled.reads, PatchSource) and value.shape[1] == bundled.reads.patch:
+            continue  # see known.ONE_COLUMN
+        found[f"probe {number + 1}"] = Question(
+            value=value,
+            kind=kind,
+            row=rows,
+            positions=positions,
+            top_ids=reference.top_ids[rows] if isinstance(reference, Logits) else None,
+        )
+    return found
+
+
+def ours(bundled: Bundled, question: Question) -> Answer:
+    """The answer of the bundle, or of the reference of its certificate."""
+    if question.row is not None:
+        reference, rows = bundled.certificate.reference, question.row
+        if isinstance(reference, Logits):
+            return of_reference(reference, rows)
+        return reference.values[rows]
+    model, value, output = bundled.model, question.value, bundled.manifest.output_kind
+    if question.words:
+        return _named(model.classify_as(value, question.words)[0].scores.items())
+    if output.scores is not None and not output.by_token:
+        scores = model.classify(value)[0].scores
+        return _named((label.partition(" (")[0], own) for label, own in scores.items())
+    call = {"embedding": model.embed, "states": model.states}.get(question.kind, model.logits)
+    return call(value)[0]
+
+
+@torch.inference_mode()
+def theirs(publisher: Publisher, question: Question) -> Answer:
+    """The same from the model of transformers and its pipelines."""
+    if question.kind == "embedding" and publisher.has_sentence_files:
+        raise UnansweredError("sentence-transformers is not asked about images and sounds")
+    model = publisher.model
+    if question.words:
+        return _chosen(publisher, question)
+    is_probe = question.row is not None
+    inputs = dict(publisher_inputs(publisher, question.value, is_probe=is_probe))
+    if hasattr(model, "logit_scale"):
+        # a model of images and texts reads both
+        inputs["input_ids"] = torch.tensor([[model.config.text_config.eos_token_id or 0]])
+    output = model(**inputs)
+    if question.kind == "embedding":
+        vectors = output.get("image_embeds", output.get("pooler_output"))
+        return vectors.numpy() if is_probe else vectors[0].numpy()
+    if "logits" not in output:
+        mask = inputs.get("pixel_attention_mask", torch.ones(output[0].shape[:2]))
+        states = output.last_hidden_state[0][mask[0].bool()].numpy()
+        return states[question.positions] if is_probe else states
+    logits = output.logits.float()
+    if not is_probe and logits.ndim == 2:
+        run = ImageClassificationPipeline(model=model, image_processor=publisher.image_processor)
+        found = run.postprocess({"logits": logits}, top_k=logits.shape[-1])
+        return _named((own["label"].partition(" (")[0], own["score"]) for own in found)
+    rows = logits.numpy() if logits.ndim == 2 else logits[0].numpy()
+    if question.top_ids is not None:
+        return kept(rows, {"positions": question.positions, "top_ids": question.top_ids})
+    return rows
+
+
+def _chosen(publisher: Publisher, question: Question) -> Answer:
+    """Scores of words for a picture."""
+    run = ZeroShotImageClassificationPipeline(
+        model=publisher.model,
+        tokenizer=publisher.tokenizer,
+        image_processor=publisher.image_processor,
+    )
+    found = run(picture(publisher, question.value), candidate_labels=list(question.words))
+    return _named((own["label"], own["score"]) for own in found)
+
+
+def _named(scores: Any) -> Answer:
+    """Scores in the order of their labels."""
+    ordered = sorted(scores)
+    return {
+        "labels": [label for label, _ in ordered],
+        "scores": np.array([score for _, score in ordered]),
+    }
+
+
+def _topic(name: Any, find: Callable[[Bundled], Mapping[str, Any]]) -> Topic:
+    ask = partial(questions, find)
+    return Topic(name=name, questions=ask, ours=ours, theirs=theirs, tolerance=FLOAT32)
+
+
+IMAGES, SOUNDS = _topic("images", pictures), _topic("sounds", sounds)

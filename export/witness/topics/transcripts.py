@@ -1,0 +1,78 @@
+"""Transcripts of sounds: by an encoder-decoder, with times if it writes them, or with CTC."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ortolan.export.witness.bundled import Bundled
+from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.sources import sound_inputs
+from ortolan.export.witness.topic import Topic
+from ortolan.export.witness.topics.media_inputs import sounds, whole_features
+from ortolan.runtime.transcription.recording import TOKENS_PER_SECOND
+
+FORCING = ("task", "language", "forced_decoder_ids")
+"""Settings of `generate` that name the tokens before a text."""
+
+
+def questions(bundled: Bundled) -> Mapping[str, Any]:
+    """Sounds, for a bundle with the trained model's numbers that transcribes."""
+    manifest, source = bundled.manifest, bundled.reads
+    output = manifest.output
+    is_ctc = output is not None and output.kind == "ctc" and bool(output.labels)
+    if not bundled.has_exact_numbers or not (is_ctc or manifest.kind == "encoder-decoder"):
+        return {}
+    asked = sounds(bundled)
+    if manifest.speech is not None:
+        return asked
+    # long sounds are cut in different ways
+    return {name: own for name, own in asked.items() if len(own) <= source.samples}
+
+
+def ours(bundled: Bundled, samples: NDArray[np.float32]) -> Answer:
+    """The text of CTC, or the tokens of each segment, with those of times."""
+    transcript = bundled.model.transcribe(samples)
+    if bundled.manifest.kind == "encoder":
+        return " ".join(transcript.text.split())
+    return [list(segment.tokens) for segment in transcript.segments]
+
+
+@torch.inference_mode()
+def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
+    """The same from the most probable symbols, or from `generate`."""
+    model = publisher.model
+    if not model.config.is_encoder_decoder:
+        logits = model(**sound_inputs(publisher, samples)).logits
+        return " ".join(publisher.tokenizer.decode(logits[0].argmax(-1)).split())
+    model.generation_config = generation = deepcopy(publisher.generation)
+    inputs = whole_features(publisher, samples)
+    if model.config.model_type == "whisper":
+        _name_task(generation)
+        found = model.generate(**inputs, return_timestamps=True, return_segments=True)
+        no_times = generation.no_timestamps_token_id
+        return [_whole(own["tokens"].tolist(), no_times) for own in found["segments"][0]]
+    seconds = len(samples) / publisher.feature_extractor.sampling_rate
+    most = ceil(seconds * TOKENS_PER_SECOND)
+    ids = model.generate(**inputs, do_sample=False, max_new_tokens=most)[0].tolist()
+    return [[token for token in ids[1:] if token != model.config.eos_token_id]]
+
+
+def _name_task(generation: Any) -> None:
+    """Transcribe where a checkpoint forces nothing; see `known.NO_TASK`."""
+    is_free = not any(getattr(generation, name, None) for name in FORCING)
+    if is_free and getattr(generation, "task_to_id", None):
+        generation.task = "transcribe"
+
+
+def _whole(tokens: list[int], no_times: int) -> list[int]:
+    """Tokens of a segment, without the time that starts the next one."""
+    return tokens[:-1] if len(tokens) > 1 and min(tokens[-2:]) > no_times else tokens
+
+
+TRANSCRIPTS = Topic(name="transcripts", questions=questions, ours=ours, theirs=theirs)

@@ -1,0 +1,45 @@
+"""What the witness of a bundle finds, asked in this process."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ortolan.export.witness.brief import Brief, Finding
+from ortolan.export.witness.child import answers
+
+SOURCE, BUNDLE = "source", "bundle"
+"""Folders of a checkpoint and of its bundle, in one folder."""
+
+
+def findings(folder: Path, bundle: str = BUNDLE) -> dict[str, Finding]:
+    """Findings by topic."""
+    brief = Brief(bundle=str(folder / bundle), checkpoint=str(folder / SOURCE), threads=1)
+    return {finding.topic: finding for finding in answers(brief) if finding.topic}
+
+
+def agreed(folder: Path, bundle: str = BUNDLE) -> dict[str, int]:
+    """Number of equal answers by topic, where all are."""
+    found = findings(folder, bundle)
+    problems = [own.first or own.unasked for own in found.values() if own.first or own.unasked]
+    assert problems == []
+    assert all((own.largest or 0) < 1e-4 for own in found.values())
+    return {name: own.agreed for name, own in found.items()}
+
+
+def differing(folder: Path, bundle: str = BUNDLE) -> dict[str, str]:
+    """The first difference by topic, where there is one."""
+    found = findings(folder, bundle)
+    return {name: own.first for name, own in found.items() if own.first is not None}
+
+
+@contextmanager
+def misread(file: Path, **values: Any) -> Iterator[None]:
+    """Give a JSON file other values than those that an export read, as if it had misread them."""
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | values))
+    try:
+        yield
+    finally:
+        file.write_text(before)
