@@ -163,19 +163,25 @@ class Publisher:
     @cached_property
     def limit(self) -> int | None:
         """Number of tokens at which texts are truncated; None where nothing limits them."""
-        own = self.tokenizer.model_max_length
         if self.has_sentence_files:
-            own = self.sentences.max_seq_length
-        limits = [own if own and own < NO_LIMIT else self._positions, self.most]
-        return min((limit for limit in limits if limit), default=None)
+            own: int | None = self.sentences.max_seq_length
+            return own
+        return self._limit(self.tokenizer.model_max_length)
 
-    @property
-    def _positions(self) -> int | None:
-        """Number of positions of the model; those below the padding's are not used."""
-        rows: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        tables = [own for own in self.stack.modules() if isinstance(own, torch.nn.Embedding)]
-        padding = [own.padding_idx for own in tables if own.num_embeddings == rows]
-        return rows and rows - max((row + 1 for row in padding if row is not None), default=0)
+    def _limit(self, own: float | None) -> int | None:
+        rows = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        tables = [part for part in self.skeleton.modules() if isinstance(part, nn.Embedding)]
+        # positions up to the padding's are not those of tokens
+        padding = [table.padding_idx for table in tables if table.num_embeddings == rows]
+        unused = max((row + 1 for row in padding if row is not None), default=0)
+        limits = [own if own and own < NO_LIMIT else None, rows and rows - unused, self.most]
+        return min((int(limit) for limit in limits if limit), default=None)
+
+    @cached_property
+    @_or_unasked("the model")
+    def skeleton(self) -> nn.Module:
+        """The model without its weights."""
+        return self._skeleton(self.config)
 
     def truncation(self, reading: Any) -> dict[str, Any]:
         """Arguments of a tokenizer for a text or a pair, which is cut at the limit."""
@@ -244,8 +250,9 @@ class Publisher:
     @cached_property
     def has_sentence_files(self) -> bool:
         """Whether the encoder is one of sentence-transformers."""
-        is_folder = (self.folder / "modules.json").is_file()
-        return self.kind == "encoder" and (is_folder or self.is_cross_encoder)
+        if self.kind != "encoder" or self._file:
+            return False
+        return (self.folder / "modules.json").is_file() or self.is_cross_encoder
 
     @cached_property
     def is_cross_encoder(self) -> bool:
@@ -278,8 +285,7 @@ class Publisher:
         model = getattr(sentence_transformers, name)(
             str(self.folder), device="cpu", model_kwargs=options, local_files_only=True
         )
-        if self.most is not None:
-            model.max_seq_length = min(model.max_seq_length, self.most)
+        model.max_seq_length = self._limit(model.max_seq_length)
         return model.eval()
 
     def pipeline(self, task: str, **options: Any) -> Any:

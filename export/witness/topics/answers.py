@@ -14,6 +14,7 @@ from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.texts import FILLER, SENTENCES
 from ortolan.export.witness.topic import Topic, with_either_tokenizer
+from ortolan.runtime.inputs.readers import reader_of
 
 WINDOW, STRIDE, TOKENS = 384, 128, 15
 """Tokens of a window, of what two share, and of an answer, at most."""
@@ -22,47 +23,65 @@ QUESTION = "Where does Ada live?"
 
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
-    """Short contexts and one of several windows, with and without an answer."""
-    if bundled.output != "spans" or not bundled.has_exact_numbers:
+    """Windows of contexts and, where scores can be compared, answers in them."""
+    if bundled.output != "spans":
         return {}
     long = bundled.long_text(2 * min(WINDOW, bundled.manifest.context_length))
     contexts = {**SENTENCES, "several windows": long + SENTENCES["languages"]}
-    asked: dict[str, Any] = {name: (QUESTION, context, {}) for name, context in contexts.items()}
-    asked["no answer"] = QUESTION, SENTENCES["a sentence"], {"allow_none": True}
-    asked["answers of two tokens"] = QUESTION, FILLER, {"max_answer_tokens": 2}
+    asked: dict[str, Any] = {
+        f"windows of {name}": (context, None) for name, context in contexts.items()
+    }
+    if bundled.has_exact_numbers:
+        asked |= {name: (context, {}) for name, context in contexts.items()}
+        asked["no answer"] = SENTENCES["a sentence"], {"allow_none": True}
+        asked["answers of two tokens"] = FILLER, {"max_answer_tokens": 2}
     return asked
 
 
 def ours(bundled: Bundled, question: Any) -> Answer:
-    """Text, place and score of the answer."""
-    text, context, options = question
-    answer = bundled.model.answer(text, context, **options)
-    return [answer.text, answer.start, answer.end, answer.score]
+    """Text, place and score of the answer; or windows, with the word of each token."""
+    context, options = question
+    if options is not None:
+        answer = bundled.model.answer(QUESTION, context, **options)
+        return [answer.text, answer.start, answer.end, answer.score]
+    reader = reader_of(bundled.manifest, bundled.tokenizer)
+    most = min(WINDOW, reader.max_tokens)
+    stride = min(STRIDE, most // 2)
+    windows = reader.read_windows(QUESTION, context, max_tokens=most, stride=stride)
+    return [{"ids": list(window), "words": window.words} for window in windows]
 
 
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Any) -> Answer:
-    """The same from the windows of the publisher's tokenizer."""
-    from transformers.pipelines.document_question_answering import select_starts_ends
-
-    text, context, options = question
-    allow_none = options.get("allow_none", False)
+    """The same from the publisher's tokenizer and model."""
+    context, options = question
     most = min(WINDOW, publisher.limit or WINDOW)
-    tokenizer = publisher.tokenizer
-    encoded = tokenizer(
-        text,
+    encoded = publisher.tokenizer(
+        QUESTION,
         context,
         truncation="only_second",
         max_length=most,
         stride=min(STRIDE, most // 2),
         return_overflowing_tokens=True,
     )
+    if options is not None:
+        return _answer(publisher, encoded, context, options)
+    return [
+        {"ids": window.ids, "words": [_word(window, token) for token in range(len(window.ids))]}
+        for window in encoded.encodings
+    ]
+
+
+def _answer(publisher: Publisher, encoded: Any, context: str, options: Any) -> Answer:
+    from transformers.pipelines.document_question_answering import select_starts_ends
+
     best: tuple[str, int, int, float] = ("", 0, 0, -1.0)
-    null = 1e6
+    allow_none, null = options.get("allow_none", False), 1e6
     for number, window in enumerate(encoded.encodings):
-        rows = {name: encoded[name][number] for name in tokenizer.model_input_names}
-        output = publisher.model(**{name: torch.tensor([row]) for name, row in rows.items()})
-        outside = np.array([sequence != 1 for sequence in encoded.sequence_ids(number)])
+        names = publisher.tokenizer.model_input_names
+        rows = {name: torch.tensor([encoded[name][number]]) for name in names}
+        output = publisher.model(**rows)
+        outside = np.array([sequence != 1 for sequence in window.sequence_ids])
         outside[0] = False  # the first token stands for no answer
         starts, ends, scores, null = select_starts_ends(
             output.start_logits.numpy(),
@@ -75,16 +94,20 @@ def theirs(publisher: Publisher, question: Any) -> Answer:
             options.get("max_answer_tokens", TOKENS),
         )
         for first, last, score in zip(starts, ends, scores, strict=True):
-            start, end = _place(window, int(first))[0], _place(window, int(last))[1]
-            if score > best[3]:
+            words = _word(window, int(first)), _word(window, int(last))
+            if score > best[3] and words[0] and words[1]:
+                start, end = words[0][0], words[1][1]
                 best = context[start:end], start, end, float(score)
     return ("", 0, 0, float(null)) if allow_none and null > best[3] else best
 
 
-def _place(window: Any, token: int) -> Any:
-    """Characters of the word of a token, or of the token where the tokenizer has no words."""
+def _word(window: Any, token: int) -> tuple[int, int] | None:
+    """Characters of the word of a token of the context, or of the token where there is no word."""
+    if window.sequence_ids[token] != 1:
+        return None
     word = window.token_to_word(token)
-    return window.offsets[token] if word is None else window.word_to_chars(word, 1)
+    start, end = window.offsets[token] if word is None else window.word_to_chars(word, 1)
+    return start, end
 
 
 ANSWERS = Topic(

@@ -1,5 +1,6 @@
 """Token ids and types of texts and pairs for an encoder, and where long ones are cut."""
 
+import inspect
 from collections.abc import Mapping
 
 from ortolan.export.witness.bundled import Bundled
@@ -37,8 +38,14 @@ def theirs(publisher: Publisher, reading: Reading) -> Answer:
         rows = {name: encoded[name][0].tolist() for name in TENSORS if name in encoded}
     else:
         rows = publisher.tokenizer(*reading.texts, **truncation)
-    ids = list(rows["input_ids"])
-    return {"ids": ids, "types": list(rows.get("token_type_ids", [0] * len(ids)))}
+    ids, types = list(rows["input_ids"]), list(rows.get("token_type_ids", ()))
+    return {"ids": ids, "types": types if types and _reads_types(publisher) else [0] * len(ids)}
+
+
+def _reads_types(publisher: Publisher) -> bool:
+    """Whether a model reads types, which some tokenizers give to one that does not."""
+    is_read = "token_type_ids" in inspect.signature(publisher.skeleton.forward).parameters
+    return is_read and getattr(publisher.config, "type_vocab_size", 2) > 1
 
 
 INPUTS = Topic(name="inputs", questions=questions, ours=ours, theirs=with_either_tokenizer(theirs))
