@@ -61,7 +61,11 @@ def save(model_type: str, folder: Path) -> None:
     tokenizer = make()
     values = CONFIGS[model_type] | ARCHITECTURES.get(model_type, {})
     values |= {"vocab_size": tokenizer.get_vocab_size() + 8}
-    save_tiny(values, folder, spread=0.2)
+    model = save_tiny(values, folder, spread=0.2)
+    if model_type in ARCHITECTURES:  # the likeliest words begin with a space
+        words = [token for text, token in tokenizer.get_vocab().items() if text[0] == "Ġ"]
+        model.lm_head.bias.data[words] += 100
+        model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(config | {"chat_template": TEMPLATE})
     (folder / "tokenizer_config.json").write_text(text)
