@@ -19,6 +19,7 @@ from ortolan.export.witness.brief import Brief, Finding
 from ortolan.export.witness.shallow import least_layers, write_first_layers
 from ortolan.modeling.checkpoint.checkpoint import GGUF, Checkpoint, open_checkpoint
 from ortolan.runtime.bundle.witness import Agreement, Witness
+from ortolan.runtime.limits import MAX_LABEL_LENGTH
 from ortolan.runtime.machine.memory import available_memory
 from ortolan.runtime.machine.python_process import python_process
 
@@ -166,7 +167,7 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
         else:
             return
         missing = f": {', '.join(rest)} not asked" if rest else ""
-        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}")
+        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}"[:MAX_LABEL_LENGTH])
 
 
 class _Limit:

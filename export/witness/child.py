@@ -62,7 +62,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
 
 def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
     """Load fewer layers of the publisher's model, or none, where memory is short."""
-    from ortolan.export.witness.publisher import UnansweredError
+    from ortolan.export.witness.floats import UnansweredError
 
     if brief.memory is None or brief.unlike is not None:
         return
@@ -76,7 +76,7 @@ def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
 def _has_questions(topic: Any, bundled: Any) -> bool:
     """Whether a topic applies."""
     from ortolan.errors import OrtolanError
-    from ortolan.export.witness.publisher import UnansweredError
+    from ortolan.export.witness.floats import UnansweredError
 
     try:
         return bool(topic.questions(bundled))
@@ -88,7 +88,7 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     """Ask every question of a topic; None where it does not apply."""
     from ortolan.errors import OrtolanError
     from ortolan.export.witness.compare import UNKNOWN, Comparison
-    from ortolan.export.witness.publisher import UnansweredError, is_out_of_memory
+    from ortolan.export.witness.floats import UnansweredError, is_out_of_memory
 
     finding = Finding(topic=topic.name, by=publisher.name)
     try:
@@ -118,7 +118,7 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
             continue
         if theirs is UNKNOWN:
             continue
-        comparison = Comparison(tolerance)
+        comparison = Comparison(max(tolerance, publisher.rounding))
         try:
             answer = topic.ours(bundled, question)
             if answer is None and theirs is None:

@@ -4,10 +4,7 @@ That is transformers, with PEFT for an adapter, and sentence-transformers for fo
 None of Ortolan's readers is imported here: what reads the checkpoint must be other code than ours.
 """
 
-import errno
-import inspect
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
@@ -19,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -39,12 +35,16 @@ from ortolan.export.witness.depth import (
     shortened,
     stacks,
 )
+from ortolan.export.witness.floats import (
+    NAME,
+    is_out_of_memory,
+    load_floats,
+    skeleton,
+)
+from ortolan.export.witness.floats import UnansweredError as UnansweredError
 
 P = ParamSpec("P")
 A = TypeVar("A")
-
-NAME = f"transformers {version('transformers')}"
-"""The library and its version."""
 
 AUTO = {
     "decoder": "AutoModelForCausalLM",
@@ -53,16 +53,11 @@ AUTO = {
 }
 """Class that loads a checkpoint whose config names none, by kind of bundle."""
 
-
 SENTENCES = "sentence_transformers"
 """Package of sentence-transformers."""
 
 NO_LIMIT = 1 << 24
 """Larger than any context: tokenizers without a limit have 1e30."""
-
-
-class UnansweredError(Exception):
-    """The publisher's code cannot answer. The message says why, in a few words."""
 
 
 def _or_unasked(what: str) -> Callable[[Callable[P, A]], Callable[P, A]]:
@@ -78,17 +73,13 @@ def _or_unasked(what: str) -> Callable[[Callable[P, A]], Callable[P, A]]:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise UnansweredError(f"not enough memory for {what}") from None
-                reason = " ".join(str(error).split())[:80] or type(error).__name__
+                reason = " ".join(str(error).split()).partition(". ")[0][:100]
+                reason = reason or type(error).__name__
                 raise UnansweredError(f"{NAME} cannot load {what} ({reason})") from error
 
         return checked
 
     return decorate
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; PyTorch and safetensors raise errors of their own for it."""
-    return isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
 class Publisher:
@@ -101,6 +92,7 @@ class Publisher:
         most: number of tokens at which texts are truncated if the publisher would do so later.
         layers: number of layers to load; None for all.
         unasked: why its model is not loaded; None if it is.
+        rounding: difference of the model's numbers that rounded weights explain.
     """
 
     def __init__(
@@ -109,6 +101,7 @@ class Publisher:
         self.path, self.kind, self.adapter, self.most = path, kind, adapter, most
         self.layers: int | None = None
         self.unasked: str | None = None
+        self.rounding = 0.0
         self.folder = path if path.is_dir() else path.parent
         self._file = {} if path.is_dir() else {"gguf_file": path.name}
 
@@ -240,7 +233,8 @@ class Publisher:
             raise UnansweredError(self.unasked)
         if self.has_sentence_files:
             return self.sentences[0].model
-        model = self._load(self._class)
+        config = self.config if self.layers is None else shortened(self.config, self.layers)
+        model, self.rounding = load_floats(self._class, self.folder, config, **self._file)
         if self.adapter is not None:
             from peft import PeftModel
 
@@ -312,57 +306,18 @@ class Publisher:
             least_layers: layers of a shorter model, at least; None if all are needed.
             other: bytes that are needed besides if all layers are loaded.
         """
-        whole = self._skeleton(self.config)
+        whole = skeleton(self._class, self.config)
         needed = float32_bytes(whole) + LIBRARIES
         if needed + other <= memory:
             return
         self.unasked = f"its model needs {needed / 1e9:.1f} GB (free: {memory / 1e9:.1f} GB)"
         if least_layers is None:
             return
-        lists = stacks(whole, self._skeleton(shortened(self.config, 1)))
+        lists = stacks(whole, skeleton(self._class, shortened(self.config, 1)))
         layers = max([least_layers, *(first_of_each(kinds_of(part)) for part in lists)])
-        short = self._skeleton(shortened(self.config, layers))
+        short = skeleton(self._class, shortened(self.config, layers))
         if float32_bytes(short) + LIBRARIES <= memory and begins(whole, short):
             self.layers, self.unasked = layers, None
-
-    def _skeleton(self, config: Any) -> nn.Module:
-        """The model without its weights."""
-        kind = self._class
-        with torch.device("meta"):
-            model: nn.Module = (
-                kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-            )
-        return model
-
-    def _load(self, kind: Any) -> Any:
-        config = self.config if self.layers is None else shortened(self.config, self.layers)
-        if (quantization := getattr(config, "quantization_config", None)) is not None:
-            _dequantize(quantization)
-        options: dict[str, Any] = {"config": config, "dtype": torch.float32, **self._file}
-        if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
-            options["add_pooling_layer"] = False  # many folders have no weights for it
-        try:
-            model, report = kind.from_pretrained(
-                self.folder, attn_implementation="eager", output_loading_info=True, **options
-            )
-        except ValueError as error:
-            if "attention" not in str(error):
-                raise
-            model, report = kind.from_pretrained(self.folder, output_loading_info=True, **options)
-        if missing := sorted(report["missing_keys"]):
-            raise UnansweredError(f"{NAME} finds no weights for {missing[0]}")
-        if mismatched := sorted(str(key) for key in report["mismatched_keys"]):
-            raise UnansweredError(f"{NAME} finds weights of another shape for {mismatched[0]}")
-        return model
-
-
-def _dequantize(quantization: Any) -> None:
-    """Let a checkpoint of 8-bit floats load without a GPU."""
-    if isinstance(quantization, dict):
-        if quantization.get("quant_method") in ("fp8", "mxfp4"):
-            quantization["dequantize"] = True
-    elif hasattr(quantization, "dequantize"):
-        quantization.dequantize = True
 
 
 def quiet() -> None:

@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer, Beginning
+from ortolan.export.witness.floats import UnansweredError
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import Inputs, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
@@ -71,6 +72,8 @@ def theirs(publisher: Publisher, prompts: list[list[int]]) -> Answer:
 def greedy(publisher: Publisher, inputs: Inputs, new_tokens: int = NEW_TOKENS) -> Beginning:
     """The most probable tokens after a prompt or a source, up to a near tie."""
     model, generation = publisher.model, publisher.generation
+    if publisher.rounding:
+        raise UnansweredError("its weights are rounded as transformers loads them")
     plain = GenerationConfig(
         **{name: getattr(generation, name, None) for name in TOKENS},
         max_new_tokens=new_tokens, do_sample=False, pad_token_id=0,

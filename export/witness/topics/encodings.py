@@ -16,7 +16,8 @@ from transformers import ImageClassificationPipeline, ZeroShotImageClassificatio
 from ortolan.export.witness import media
 from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
-from ortolan.export.witness.publisher import Publisher, UnansweredError
+from ortolan.export.witness.floats import UnansweredError
+from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import picture, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import kept, of_reference

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer
-from ortolan.export.witness.publisher import Publisher, UnansweredError
+from ortolan.export.witness.floats import UnansweredError
+from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic, with_either_tokenizer
 from ortolan.export.witness.topics.embeddings import MOST_TOKENS
 from ortolan.runtime.bundle.labels import scores_of

@@ -7,7 +7,8 @@ import msgspec
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer
-from ortolan.export.witness.publisher import Publisher, UnansweredError
+from ortolan.export.witness.floats import UnansweredError
+from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.texts import TEXTS as PLAIN
 from ortolan.export.witness.topic import Topic, with_either_tokenizer
 from ortolan.runtime.inputs.tokenizer import Tokenizer

@@ -253,10 +253,10 @@ def test_what_was_answered_counts_however_the_process_ends(
 def test_a_model_that_takes_too_much_memory_is_not_asked(
     alike: Tiny, here: None, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(publisher.Publisher, "_load", fail)
+    monkeypatch.setattr(publisher, "load_floats", fail)
     topics = by_topic(alike.ask())
     assert topics["logits"].unasked == "not enough memory for the model"
     assert topics["texts"].questions > 60

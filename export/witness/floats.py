@@ -1,0 +1,83 @@
+"""Loads a model of transformers in float32, whatever its checkpoint stores.
+
+None of Ortolan's readers is imported here, as in `publisher.py`.
+"""
+
+import errno
+import inspect
+import os
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+NAME = f"transformers {version('transformers')}"
+"""The library and its version."""
+
+DEQUANTIZED = ("compressed-tensors", "fp8", "mxfp4")
+"""Methods whose kernels may need a GPU, and which transformers can load as floats instead."""
+
+ROUNDED = {"awq": 0.1, "compressed-tensors": 0.1, "gptq": 0.1}
+"""Largest difference of numbers, relative to the largest, for methods whose weights are rounded to
+16 bits as they are loaded. Measured: 3e-3 with two layers and scales in float16."""
+
+
+class UnansweredError(Exception):
+    """The publisher's code cannot answer. The message says why, in a few words."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; PyTorch and safetensors raise errors of their own for it."""
+    return isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error)
+
+
+def skeleton(kind: Any, config: Any) -> nn.Module:
+    """A model without its weights."""
+    with torch.device("meta"):
+        model: nn.Module = (
+            kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        )
+    return model
+
+
+def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any, float]:
+    """Load a model in float32, and tell which difference of its numbers is due to rounding."""
+    quantization = getattr(config, "quantization_config", None) or {}
+    values = quantization if isinstance(quantization, dict) else vars(quantization)
+    method = values.get("quant_method", "")
+    if method in DEQUANTIZED:
+        values["dequantize"] = True
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32, **file}
+    if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
+        options["add_pooling_layer"] = False  # many folders have no weights for it
+    try:
+        model, report = kind.from_pretrained(
+            folder, attn_implementation="eager", output_loading_info=True, **options
+        )
+    except ValueError as error:
+        if "attention" not in str(error):
+            raise
+        model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise UnansweredError(f"{NAME} finds no weights for {missing[0]}")
+    if mismatched := sorted(str(key) for key in report["mismatched_keys"]):
+        raise UnansweredError(f"{NAME} finds weights of another shape for {mismatched[0]}")
+    if _has_cut_blocks(model, values.get("weight_block_size") or ()):
+        raise UnansweredError(f"{NAME} takes cut blocks of scales for smaller whole ones")
+    if getattr(model, "hf_quantizer", None) is not None:
+        with suppress(NotImplementedError):  # such a product rounds its inputs
+            model = model.dequantize(dtype=torch.float32)
+    return model, ROUNDED.get(method, 0.0)
+
+
+def _has_cut_blocks(model: nn.Module, sizes: Any) -> bool:
+    """Whether the last block of a weight has fewer values, but all could be of one size."""
+    return any(
+        length % size and length > size and length % -(-length // size) == 0
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        for length, size in zip(module.weight.shape, sizes, strict=False)
+    )
