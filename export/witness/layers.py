@@ -1,6 +1,6 @@
 """The first layer whose output differs, for a message about numbers that do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -14,23 +14,36 @@ from ortolan.export.streamed import Result, run
 from ortolan.export.witness.publisher import Publisher
 
 
-def first_layer(publisher: Publisher, ids: list[int], *, tolerance: float) -> str | None:
-    """Where a decoder first computes other numbers than the publisher's model, in words.
+def first_layer(
+    publisher: Publisher,
+    theirs_of: Callable[[], Tensor],
+    *,
+    source: Tensor | None = None,
+    ids: Tensor | None = None,
+    tolerance: float,
+) -> str | None:
+    """Where a model first computes other numbers than the publisher's, in words.
 
     Runs the reference of the certificate once more, with one weight in memory at a time. Returns
     None where no layers of the two correspond and differ.
+
+    Args:
+        publisher: with the model.
+        theirs_of: runs it and returns its numbers.
+        source: of the reference; see `ortolan.export.exportable.Forward`.
+        ids: likewise.
+        tolerance: largest difference, relative to the largest number.
     """
     opened = open_exportable(publisher.path, ExportOptions(adapter=publisher.adapter))
-    tokens = torch.tensor(ids)
     with recorded(opened.module) as ours:
-        events = run(opened.module, opened.weights, [partial(opened.forward, None, tokens)])
+        events = run(opened.module, opened.weights, [partial(opened.forward, source, ids)])
         results = [event.value for event in events if isinstance(event, Result)]
     with recorded(publisher.stack) as theirs, torch.inference_mode():
-        logits = publisher.stack(input_ids=tokens[None], use_cache=False).logits
+        numbers = theirs_of()
     # the publisher's model may have the first layers alone
     if len(theirs) == len(ours):
         ours.append(("", results[0][None]))
-        theirs.append(("the head, after layers that agree", logits))
+        theirs.append(("the head, after layers that agree", numbers))
     pairs = list(zip(ours, theirs, strict=False))
     if any(own.shape != other.shape for (_, own), (_, other) in pairs):
         return None

@@ -29,7 +29,8 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     output = bundled.manifest.output
     if not bundled.is_text_encoder or output is None:
         return {}
-    kinds = {NAMES: (*KINDS, "token_labels"), FUNCTION: KINDS}
+    # a pipeline, which knows the function, needs a tokenizer
+    kinds = {NAMES: (*KINDS, "token_labels"), FUNCTION: () if bundled.tokenizer is None else KINDS}
     asked: dict[str, Any] = {name: name for name, own in kinds.items() if output.kind in own}
     if bundled.output in KINDS:
         asked |= bundled.readings(most=MOST_TOKENS)

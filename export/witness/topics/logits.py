@@ -100,7 +100,13 @@ def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
 def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:
     """The first layer whose output differs."""
     del bundled
-    return first_layer(publisher, question["ids"], tolerance=FLOAT32)
+    ids = torch.tensor(question["ids"])
+    return first_layer(
+        publisher,
+        lambda: publisher.stack(input_ids=ids[None], use_cache=False).logits,
+        ids=ids,
+        tolerance=FLOAT32,
+    )
 
 
 LOGITS = Topic(

@@ -11,6 +11,7 @@ import torch
 
 from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import MOST_TOKENS, kept, of_reference
@@ -63,16 +64,19 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from a forward pass."""
+    return _kept(_numbers(publisher, question)[0].float().numpy(), question)
+
+
+def _numbers(publisher: Publisher, question: Mapping[str, Any]) -> Any:
+    """Numbers of all tokens `(1, T, E)`, or of the text `(1, E)`."""
     ids = torch.tensor([question["ids"]])
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if question["types"] is not None:
         features["token_type_ids"] = torch.tensor([question["types"]])
     output = question["output"]
     if output == "embedding" and publisher.has_sentence_files:
-        numbers = publisher.sentences(features)["sentence_embedding"]
-    else:
-        numbers = NUMBERS[output](publisher.stack(**features))
-    return _kept(numbers[0].float().numpy(), question)
+        return publisher.sentences(features)["sentence_embedding"]
+    return NUMBERS[output](publisher.stack(**features))
 
 
 def _logits(output: Any) -> Any:
@@ -98,4 +102,23 @@ def _kept(numbers: Any, question: Mapping[str, Any]) -> Answer:
     return numbers_TE[question["positions"]]
 
 
-OUTPUTS = Topic(name="outputs", questions=questions, ours=ours, theirs=theirs, tolerance=FLOAT32)
+def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:
+    """The first layer whose output differs."""
+    del bundled
+    ids, types = question["ids"], question["types"]
+    return first_layer(
+        publisher,
+        lambda: _numbers(publisher, question),
+        source=torch.tensor(ids if types is None else [ids, types]),
+        tolerance=FLOAT32,
+    )
+
+
+OUTPUTS = Topic(
+    name="outputs",
+    questions=questions,
+    ours=ours,
+    theirs=theirs,
+    tolerance=FLOAT32,
+    explain=explain,
+)

@@ -15,6 +15,7 @@ import ortolan
 from ortolan.export.witness import publisher
 from ortolan.export.witness.brief import Brief, Finding
 from ortolan.export.witness.child import answers
+from ortolan.modeling.weights import Piece
 from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.encoding import answer, filling
 from ortolan.runtime.inputs import tokenizer as tokenizers
@@ -98,6 +99,21 @@ def test_a_shorter_context_is_no_difference(exported: Exported, tmp_path: Path) 
     ortolan.export(checkpoint, tmp_path / "bundle", max_context=12, options=options)
     found = findings(checkpoint, tmp_path / "bundle", max_context=12)
     assert {finding.first for finding in found.values()} == {None}
+
+
+def test_the_first_layer_that_differs_is_named(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, _ = exported("masked")
+    read, name = Piece.ours, "bert.encoder.layer.0.output.dense.weight"
+    scale = {name: 1.01}
+    monkeypatch.setattr(
+        Piece, "ours", lambda self, rows: read(self, rows) * scale.get(self.name, 1.0)
+    )
+    ortolan.export(checkpoint, tmp_path / "b", options=ortolan.ExportOptions(proof="quick"))
+    first = findings(checkpoint, tmp_path / "b")["outputs"].first
+    assert first is not None
+    assert "first at bert.encoder.layer.0" in first
 
 
 # --- faults ---------------------------------------------------------------------------------------
