@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -163,7 +164,7 @@ class Publisher:
 
     def _limit(self, own: float | None) -> int | None:
         rows = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        tables = [part for part in self.skeleton.modules() if isinstance(part, nn.Embedding)]
+        tables = [part for part in self.outline.modules() if isinstance(part, nn.Embedding)]
         # positions up to the padding's are not those of tokens
         padding = [table.padding_idx for table in tables if table.num_embeddings == rows]
         unused = max((row + 1 for row in padding if row is not None), default=0)
@@ -172,9 +173,9 @@ class Publisher:
 
     @cached_property
     @_or_unasked("the model")
-    def skeleton(self) -> nn.Module:
+    def outline(self) -> nn.Module:
         """The model without its weights."""
-        return self._skeleton(self.config)
+        return skeleton(self._class, self.config)
 
     def truncation(self, reading: Any) -> dict[str, Any]:
         """Arguments of a tokenizer for a text or a pair, which is cut at the limit."""
@@ -306,7 +307,7 @@ class Publisher:
             least_layers: layers of a shorter model, at least; None if all are needed.
             other: bytes that are needed besides if all layers are loaded.
         """
-        whole = skeleton(self._class, self.config)
+        whole = self.outline
         needed = float32_bytes(whole) + LIBRARIES
         if needed + other <= memory:
             return
