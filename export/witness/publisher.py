@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -130,7 +131,11 @@ class Publisher:
         """The tokenizer; that of the adapter where it has one, as PEFT saves it."""
         folder = self._tokenizer_folder
         file = self._file if folder == self.folder else {}
-        return AutoTokenizer.from_pretrained(folder, **file)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **file)
+        if file and isinstance(tokenizer.backend_tokenizer.pre_tokenizer, ByteLevel):
+            # the default for the names of pre-tokenizers that it does not know
+            raise UnansweredError(f"{NAME} may not know the words of this GGUF file")
+        return tokenizer
 
     @cached_property
     def saved_tokenizer(self) -> Any:
