@@ -8,5 +8,9 @@ JAX, which resizes it as bundles do."""
 NO_TASK = "a transcript by a Whisper whose generation_config.json names no task"
 """transformers leaves out the token of the task, so the model chooses one. Bundles transcribe."""
 
+SILENCE = "the silence after a sound that is shorter than a window of Whisper"
+"""transformers transcribes it too, window by window. OpenAI's own Whisper and bundles stop where
+the sound ends."""
+
 PADDING = "a padding token within the target of an encoder-decoder"
 """M2M100 of transformers gives it no position in a whole text, and one in a cached step."""

@@ -78,15 +78,19 @@ def our_features(bundled: Bundled, samples: NDArray[np.float32]) -> Answer:
             values = np.concatenate(read_parts(samples, source), axis=-1)
         case _:
             values = np.concatenate(list(read_chunks(samples, source)), axis=-1)
-            values = values[:, : max(len(samples) // source.hop, source.frames)]
+            values = values[:, : len(samples) // source.hop]
     return {"rate": source.rate, "values": values}
 
 
 def their_features(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
     """The same from the feature extractor."""
-    inputs = whole_features(publisher, samples)
-    values = next(inputs[name] for name in ("input_features", "input_values") if name in inputs)
-    return {"rate": publisher.feature_extractor.sampling_rate, "values": values[0].numpy()}
+    inputs, extractor = whole_features(publisher, samples), publisher.feature_extractor
+    if "input_values" in inputs:
+        values = inputs["input_values"][0]
+    else:
+        is_sound = inputs["attention_mask"][0].bool()
+        values = inputs["input_features"][0][:, is_sound][:, : len(samples) // extractor.hop_length]
+    return {"rate": extractor.sampling_rate, "values": values.numpy()}
 
 
 def whole_features(publisher: Publisher, samples: NDArray[np.float32]) -> Inputs:

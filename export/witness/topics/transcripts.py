@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -52,12 +53,13 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
         return " ".join(publisher.tokenizer.decode(logits[0].argmax(-1)).split())
     model.generation_config = generation = deepcopy(publisher.generation)
     inputs = whole_features(publisher, samples)
+    seconds = len(samples) / publisher.feature_extractor.sampling_rate
     if model.config.model_type == "whisper":
         _name_task(generation)
         found = model.generate(**inputs, return_timestamps=True, return_segments=True)
         no_times = generation.no_timestamps_token_id
-        return [_whole(own["tokens"].tolist(), no_times) for own in found["segments"][0]]
-    seconds = len(samples) / publisher.feature_extractor.sampling_rate
+        segments = _heard(found["segments"][0], seconds)
+        return [_whole(own["tokens"].tolist(), no_times) for own in segments]
     most = ceil(seconds * TOKENS_PER_SECOND)
     ids = model.generate(**inputs, do_sample=False, max_new_tokens=most)[0].tolist()
     return [[token for token in ids[1:] if token != model.config.eos_token_id]]
@@ -68,6 +70,16 @@ def _name_task(generation: Any) -> None:
     is_free = not any(getattr(generation, name, None) for name in FORCING)
     if is_free and getattr(generation, "task_to_id", None):
         generation.task = "transcribe"
+
+
+def _heard(found: Any, seconds: float) -> list[Any]:
+    """Segments of the windows that begin before a sound ends; see `known.SILENCE`."""
+    segments: list[Any] = []
+    for _, window in groupby(found, key=lambda own: id(own["result"])):
+        if segments and float(segments[-1]["end"]) >= seconds:
+            break
+        segments += window
+    return segments
 
 
 def _whole(tokens: list[int], no_times: int) -> list[int]:

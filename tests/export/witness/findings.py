@@ -19,13 +19,15 @@ def findings(folder: Path, bundle: str = BUNDLE) -> dict[str, Finding]:
     return {finding.topic: finding for finding in answers(brief) if finding.topic}
 
 
-def agreed(folder: Path, bundle: str = BUNDLE) -> dict[str, int]:
+def agreed(folder: Path, *topics: str, bundle: str = BUNDLE) -> dict[str, int]:
     """Number of equal answers by topic, where all are."""
     found = findings(folder, bundle)
-    problems = [own.first or own.unasked for own in found.values() if own.first or own.unasked]
-    assert problems == []
-    assert all((own.largest or 0) < 1e-4 for own in found.values())
-    return {name: own.agreed for name, own in found.items()}
+    chosen = {name: found[name] for name in topics if name in found}
+    problems = [f"{own}" for own in chosen.values() if own.first or own.unasked]
+    assert not problems, problems
+    far = [f"{own}" for own in chosen.values() if (own.largest or 0) > 1e-4]
+    assert not far, far
+    return {name: own.agreed for name, own in chosen.items()}
 
 
 def differing(folder: Path, bundle: str = BUNDLE) -> dict[str, str]:
