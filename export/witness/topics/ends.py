@@ -60,7 +60,7 @@ def theirs(publisher: Publisher, name: str) -> Answer:
     if name == SAMPLING:
         return _sampling(generation) if has_file else UNKNOWN
     if name == "bos":
-        return generation.bos_token_id if has_file else UNKNOWN
+        return UNKNOWN if generation.bos_token_id is None else generation.bos_token_id
     if name == "suppressed":
         bad = generation.bad_words_ids or ()
         words = {word[0] for word in bad} - set(_ids(generation.eos_token_id))
