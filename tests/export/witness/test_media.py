@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,15 @@ CASES = {case.name: case for room in (image_encoders, contrast, images, tiles, s
          for case in (*room.CASES, *getattr(room, "MORE", ()))}  # fmt: skip
 
 
-def _of_case(name: str, folder: Path, **files: Mapping[str, Any]) -> None:
-    """The checkpoint of a case, and the files that users have with it."""
-    CASES[name].write(folder)
-    for file, content in files.items():
-        (folder / f"{file}.json").write_text(json.dumps(content))
+def _case(name: str, **files: Mapping[str, Any]) -> Callable[[Path], None]:
+    """Write the checkpoint of a case, and the files that users have with it."""
 
+    def write(folder: Path) -> None:
+        CASES[name].write(folder)
+        for file, content in files.items():
+            (folder / f"{file}.json").write_text(json.dumps(content))
 
-def _case(name: str, **files: Mapping[str, Any]) -> Callable[[Path], Any]:
-    return partial(_of_case, name, **files)
+    return write
 
 
 def _named(**tokens: str) -> dict[str, Any]:
