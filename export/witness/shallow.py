@@ -59,7 +59,7 @@ def stopped(module: Any, layers: int) -> Iterator[None]:
 
 def _lists(module: Any) -> dict[str, nn.ModuleList]:
     """The lists with an item for every layer of a model of transformers."""
-    if not hasattr(module, "config"):
+    if not hasattr(getattr(module, "config", None), "get_text_config"):
         return {}
     layers = module.config.get_text_config().num_hidden_layers
     return {

@@ -23,6 +23,7 @@ from ortolan.export.witness import ask as asking
 from ortolan.export.witness import child, depth, publisher
 from ortolan.export.witness.ask import ask
 from ortolan.export.witness.brief import Brief
+from ortolan.export.witness.shallow import least_layers
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.runtime.bundle.witness import Agreement, Witness
 from ortolan.runtime.machine.python_process import python_process
@@ -260,3 +261,8 @@ def test_a_model_that_takes_too_much_memory_is_not_asked(
     topics = by_topic(alike.ask())
     assert topics["logits"].unasked == "not enough memory for the model"
     assert topics["texts"].questions > 60
+
+
+def test_a_recurrent_model_has_no_shorter_one() -> None:
+    model = open_exportable(Path(__file__).parents[3] / "models" / "copying" / "ntm")
+    assert least_layers(model) is None
