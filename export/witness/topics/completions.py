@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer, Beginning
+from ortolan.export.witness.compare import Answer, Beginning, Either
 from ortolan.export.witness.floats import UnansweredError
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import Inputs, probe_source, publisher_inputs
@@ -64,12 +64,22 @@ def ours(bundled: Bundled, prompts: list[list[int]]) -> Answer:
 
 
 def theirs(publisher: Publisher, prompts: list[list[int]]) -> Answer:
-    """Tokens of `generate`, each prompt alone, up to a near tie."""
-    return [greedy(publisher, publisher_inputs(publisher, prompt)) for prompt in prompts]
+    """Tokens of `generate`, each prompt alone, up to a near tie; with or without its cache.
+
+    The cache of some types, such as Moshi, computes other logits than their forward pass.
+    """
+
+    def tokens(*, use_cache: bool) -> list[Beginning]:
+        inputs = [publisher_inputs(publisher, prompt) for prompt in prompts]
+        return [greedy(publisher, each, use_cache=use_cache) for each in inputs]
+
+    return Either(tokens(use_cache=True), lambda: tokens(use_cache=False))
 
 
 @torch.inference_mode()
-def greedy(publisher: Publisher, inputs: Inputs, new_tokens: int = NEW_TOKENS) -> Beginning:
+def greedy(
+    publisher: Publisher, inputs: Inputs, new_tokens: int = NEW_TOKENS, *, use_cache: bool = True
+) -> Beginning:
     """The most probable tokens after a prompt or a source, up to a near tie."""
     model, generation = publisher.model, publisher.generation
     if publisher.rounding:
@@ -80,7 +90,7 @@ def greedy(publisher: Publisher, inputs: Inputs, new_tokens: int = NEW_TOKENS) -
         eos_token_id=-1,  # none ends a text, as with `ignore_eos`; `min_new_tokens` would avoid it
         return_dict_in_generate=True, output_scores=True,
         # transformers makes a cache for as many layers as the encoder has
-        use_cache=not model.config.is_encoder_decoder,
+        use_cache=use_cache and not model.config.is_encoder_decoder,
     )  # fmt: skip
     # which `generate` would take other settings from, such as penalties
     model.generation_config = plain
