@@ -35,6 +35,10 @@ POLL_SECONDS = 0.02
 """Time between two looks for a file that the export writes."""
 
 
+MOST_SPECIAL = 6
+"""Special tokens of the vocabulary that are written into a text: padding is among the first."""
+
+
 class Bundled:
     """A bundle that was just written.
 
@@ -76,6 +80,10 @@ class Bundled:
         if self.tokenizer is None or output is None or not isinstance(source, TextSource):
             return {}
         forms: dict[str, tuple[str, ...]] = {name: (text,) for name, text in SENTENCES.items()}
+        special = [self.tokenizer.text_of(token) for token in self.tokenizer.special_ids()]
+        if special:
+            # a model may count positions of others than padding
+            forms["special tokens in a text"] = (f"one {' two '.join(special[:MOST_SPECIAL])} ten",)
         long = self.long_text(2 * source.max_tokens)
         cut: dict[str, tuple[str, ...]] = {"a long text": (long,)}
         if output.kind in ("labels", "tags", "scores"):

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
+from tokenizers import normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import (
@@ -145,9 +146,15 @@ class Publisher:
         What the file has beyond that is lost, such as the digits of SmolLM2.
         """
         folder, fast = self._tokenizer_folder, transformers.PreTrainedTokenizerFast
+        built = self.tokenizer
         with suppress(Exception):  # there is no such file, or only its class reads it
-            return fast.from_pretrained(folder, tokenizer_file=str(folder / "tokenizer.json"))
-        return self.tokenizer
+            saved = fast.from_pretrained(folder, tokenizer_file=str(folder / "tokenizer.json"))
+            normalizer = built.backend_tokenizer.normalizer
+            # both versions read do_lower_case and the like from tokenizer_config.json
+            if isinstance(normalizer, normalizers.BertNormalizer):
+                saved.backend_tokenizer.normalizer = normalizer
+            return saved
+        return built
 
     @cached_property
     def as_saved(self) -> "Publisher":
