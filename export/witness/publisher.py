@@ -163,7 +163,8 @@ class Publisher:
             self.stack  # noqa: B018 - both share it
         other = copy(self)
         other.tokenizer = self.saved_tokenizer
-        other.tokenizer.model_input_names = self.tokenizer.model_input_names
+        with suppress(UnansweredError):
+            other.tokenizer.model_input_names = self.tokenizer.model_input_names
         return other
 
     @cached_property

@@ -22,6 +22,9 @@ from tests.tiny.tokenizers import of_characters, of_texts, with_ends
 from tokenizers import Tokenizer
 
 from ortolan.cli.output import print_table
+from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.texts import Reading
+from ortolan.export.witness.topics.labels import theirs as scores_of
 from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
 from ortolan.modeling.config import EmbeddingHead
 
@@ -53,10 +56,9 @@ def write(
         )
 
 
-def pipeline(task: str, folder: Path, **options: Any) -> Any:
-    """A pipeline of transformers."""
-    make: Any = transformers.pipeline
-    return make(task, model=str(folder), device="cpu", **options)
+def publisher_of(folder: Path) -> Publisher:
+    """The other library, with the tokenizer as its file has it."""
+    return Publisher(folder, kind="encoder").as_saved
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -117,10 +119,11 @@ def scores(model: Any, inputs: Sequence[Any]) -> list[dict[str, float]]:
 
 def by_classification(folder: Path, inputs: Sequence[Any]) -> list[dict[str, float]]:
     if isinstance(inputs[0], str):
-        found = pipeline("text-classification", folder)(inputs, top_k=None)
-    else:
-        images = [Image.fromarray(pixels) for pixels in inputs]
-        found = pipeline("image-classification", folder)(images, top_k=1000)
+        publisher = publisher_of(folder)
+        return [scores_of(publisher, Reading(texts=(text,))) for text in inputs]
+    make: Any = transformers.pipeline
+    images = [Image.fromarray(pixels) for pixels in inputs]
+    found = make("image-classification", model=str(folder), device="cpu")(images, top_k=1000)
     return [{one["label"]: one["score"] for one in each} for each in found]
 
 

@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from tests.cases import FP32, QUICK, Case, Command
-from tests.cases.encoders import ENCODES, ONE, as_json, table, write
+from tests.cases.encoders import ENCODES, ONE, as_json, publisher_of, table, write
 from tests.tiny.encoders import BERT
 from tests.tiny.tokenizers import of_pairs
+
+from ortolan.export.witness.texts import Reading
+from ortolan.export.witness.topics.labels import theirs as scores_of
 
 PAIRS = {
     "alike": ("def f(", "return x"),
@@ -40,21 +42,8 @@ def scores(model: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
 
 def by_pairs(folder: Path, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """Those of transformers, with its tokenizer."""
-    library, model = fast_tokenizer(folder), classifier_of(folder)
-    is_offset = model.config.model_type in ("roberta", "xlm-roberta")
-    values = []
-    for first, second in pairs:
-        inputs = library(
-            first,
-            second,
-            truncation=True,
-            max_length=40 - is_offset,
-            return_tensors="pt",
-            return_token_type_ids=model.config.type_vocab_size > 1,
-        )
-        with torch.no_grad():
-            values.append(float(torch.sigmoid(model(**inputs).logits[0, 0])))
-    return values
+    publisher = publisher_of(folder)
+    return [scores_of(publisher, Reading(texts=pair))["LABEL_0"] for pair in pairs]
 
 
 def reranker(name: str, architecture: str, values: dict[str, Any], **more: Any) -> Case:

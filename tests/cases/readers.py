@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from tests.cases import FP32, QUICK, Case, Command, Variant, low_bit
-from tests.cases.encoders import NAMES, as_json, pipeline, table, write
+from tests.cases.encoders import NAMES, as_json, publisher_of, table, write
 from tests.modeling.tiny_encoders import ROBERTA
 from tests.runtime.tiny_tokenizers import KINDS
 from tests.tiny.encoders import BERT, DISTILBERT
 from tests.tiny.tokenizers import of_pairs, of_texts, with_ends
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers.pipelines.document_question_answering import select_starts_ends
+
+from ortolan.export.witness.texts import Reading
+from ortolan.export.witness.topics.answers import theirs as answer_of
+from ortolan.export.witness.topics.blanks import theirs as blanks_of
+from ortolan.export.witness.topics.entities import theirs as entities_of
 
 OWN = frozenset({"own service"})
 
@@ -57,15 +59,9 @@ def entities(model: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def by_tagging(folder: Path, texts: Sequence[str]) -> list[Any]:
-    found: list[Any] = [{} for _ in texts]
-    for each in STRATEGIES:
-        tagger = pipeline("token-classification", folder, aggregation_strategy=each)
-        label = "entity" if each == "none" else "entity_group"
-        for place, text in enumerate(texts):
-            found[place][each] = [
-                (own[label], own["start"], own["end"], float(own["score"])) for own in tagger(text)
-            ]
-    return found
+    publisher = publisher_of(folder)
+    found = [entities_of(publisher, (Reading(texts=(text,)), True)) for text in texts]
+    return [{each: own[each] for each in STRATEGIES} for own in found]
 
 
 def entity_rows(model: Any) -> list[tuple[str, str]]:
@@ -156,53 +152,8 @@ def answers(model: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def spans(folder: Path, inputs: Sequence[Any]) -> list[Any]:
-    """The steps of the question answering pipeline of transformers 4."""
-    fast: Any = transformers.PreTrainedTokenizerFast
-    tokenizer = fast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<s>", cls_token="<s>"
-    )
-    auto: Any = transformers.AutoModelForQuestionAnswering
-    model = auto.from_pretrained(folder).eval()
-    has_types = getattr(model.config, "type_vocab_size", 1) > 1
-    longest = model.config.max_position_embeddings - (model.config.model_type == "roberta")
-
-    def answer(question: str, context: str, options: dict[str, Any]) -> tuple[Any, ...]:
-        allow_none = options.get("allow_none", False)
-        encoded = tokenizer(
-            question,
-            context,
-            truncation="only_second",
-            max_length=longest,
-            stride=min(128, longest // 2),
-            return_overflowing_tokens=True,
-        )
-        best, null = ("", 0, 0, -1.0), 1e6
-        for number, window in enumerate(encoded.encodings):
-            given = {"input_ids": torch.tensor([window.ids])}
-            if has_types:
-                given["token_type_ids"] = torch.tensor([window.type_ids])
-            with torch.no_grad():
-                out = model(**given)
-            masked = np.array([s != 1 for s in encoded.sequence_ids(number)])
-            masked[np.array(window.ids) == tokenizer.cls_token_id] = False
-            starts, ends, scores, null = select_starts_ends(
-                out.start_logits.numpy(),
-                out.end_logits.numpy(),
-                masked[None],
-                np.ones((1, len(window.ids)), bool),
-                null,
-                1,
-                allow_none,
-                options.get("max_answer_tokens", 15),
-            )
-            for first, last, score in zip(starts, ends, scores, strict=True):
-                start = window.word_to_chars(window.token_to_word(int(first)), 1)[0]
-                end = window.word_to_chars(window.token_to_word(int(last)), 1)[1]
-                if score > best[3]:
-                    best = (context[start:end], start, end, float(score))
-        return ("", 0, 0, float(null)) if allow_none and null > best[3] else best
-
-    return [answer(*each) for each in inputs]
+    publisher = publisher_of(folder)
+    return [answer_of(publisher, question) for question in inputs]
 
 
 def reader(name: str, architecture: str, values: dict[str, Any], **more: Any) -> Case:
@@ -274,12 +225,8 @@ def blanks(model: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def by_filling(folder: Path, texts: Sequence[str]) -> list[Any]:
-    fill = pipeline("fill-mask", folder, top_k=5)
-    found = [rows if isinstance(rows[0], list) else [rows] for rows in map(fill, texts)]
-    return [
-        [[(own["token"], own["token_str"], own["score"]) for own in blank] for blank in rows]
-        for rows in found
-    ]
+    publisher = publisher_of(folder)
+    return [blanks_of(publisher, text) for text in texts]
 
 
 def filler(architecture: str, values: dict[str, Any], mask: str, **more: Any) -> Case:

@@ -29,35 +29,35 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     long = bundled.long_text(2 * min(WINDOW, bundled.manifest.context_length))
     contexts = {**SENTENCES, "several windows": long + SENTENCES["languages"]}
     asked: dict[str, Any] = {
-        f"windows of {name}": (context, None) for name, context in contexts.items()
+        f"windows of {name}": (QUESTION, context, None) for name, context in contexts.items()
     }
     if bundled.has_exact_numbers:
-        asked |= {name: (context, {}) for name, context in contexts.items()}
-        asked["no answer"] = SENTENCES["a sentence"], {"allow_none": True}
-        asked["answers of two tokens"] = FILLER, {"max_answer_tokens": 2}
+        asked |= {name: (QUESTION, context, {}) for name, context in contexts.items()}
+        asked["no answer"] = QUESTION, SENTENCES["a sentence"], {"allow_none": True}
+        asked["answers of two tokens"] = QUESTION, FILLER, {"max_answer_tokens": 2}
     return asked
 
 
 def ours(bundled: Bundled, question: Any) -> Answer:
     """Text, place and score of the answer; or windows, with the word of each token."""
-    context, options = question
+    text, context, options = question
     if options is not None:
-        answer = bundled.model.answer(QUESTION, context, **options)
+        answer = bundled.model.answer(text, context, **options)
         return [answer.text, answer.start, answer.end, answer.score]
     reader = reader_of(bundled.manifest, bundled.tokenizer)
     most = min(WINDOW, reader.max_tokens)
     stride = min(STRIDE, most // 2)
-    windows = reader.read_windows(QUESTION, context, max_tokens=most, stride=stride)
+    windows = reader.read_windows(text, context, max_tokens=most, stride=stride)
     return [{"ids": list(window), "words": window.words} for window in windows]
 
 
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Any) -> Answer:
     """The same from the publisher's tokenizer and model."""
-    context, options = question
+    text, context, options = question
     most = min(WINDOW, publisher.limit or WINDOW)
     encoded = publisher.tokenizer(
-        QUESTION,
+        text,
         context,
         truncation="only_second",
         max_length=most,
