@@ -18,6 +18,7 @@ from ortolan.export.source import Source
 from ortolan.export.witness.brief import Brief, Finding
 from ortolan.export.witness.shallow import least_layers, write_first_layers
 from ortolan.modeling.checkpoint.checkpoint import GGUF, Checkpoint, open_checkpoint
+from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.runtime.bundle.witness import Agreement, Witness
 from ortolan.runtime.limits import MAX_LABEL_LENGTH
 from ortolan.runtime.machine.memory import available_memory
@@ -79,6 +80,7 @@ def ask(
             least_layers=least_layers(model),
             first_layers=str(first_layers),
             unlike=_unlike(model),
+            gguf_keys=_gguf_keys(Path(path)),
         )
         for finding in run(brief, max(SECONDS, SHARE * elapsed_s)):
             progress("witness", len(findings), len(NAMES), finding.topic)
@@ -86,6 +88,14 @@ def ask(
                 write_first_layers(first_layers, model, finding.layers)
             findings.append(finding)
     return judged(findings, options.accept_difference)
+
+
+def _gguf_keys(path: Path) -> tuple[str, ...]:
+    """Names of what a GGUF file says of its model."""
+    if not path.is_file():
+        return ()
+    header = read_header(path)
+    return tuple(key for key in header.metadata if key.startswith(f"{header.architecture}."))
 
 
 def _unlike(model: Exportable) -> str | None:

@@ -17,6 +17,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         first_layers: folder of the certificate of a shorter model, which appears once the depth is
             known.
         unlike: why the numbers differ on purpose; None if they do not.
+        gguf_keys: names of what a GGUF file says of its model.
         threads: threads of PyTorch; None for its default.
     """
 
@@ -29,6 +30,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     least_layers: int | None = None
     first_layers: str | None = None
     unlike: str | None = None
+    gguf_keys: tuple[str, ...] = ()
     threads: int | None = None
 
 

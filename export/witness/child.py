@@ -35,6 +35,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     import torch
 
     from ortolan.export.witness.bundled import Bundled
+    from ortolan.export.witness.floats import NAME, unread_key
     from ortolan.export.witness.publisher import Publisher, quiet
     from ortolan.export.witness.topics import TOPICS
 
@@ -51,6 +52,8 @@ def answers(brief: Brief) -> Iterator[Finding]:
     yield Finding(topic="", by=publisher.name)
     _limit(brief.memory)
     publisher.unasked = brief.unlike
+    if (key := unread_key(brief.gguf_keys)) is not None:
+        publisher.unasked = f"{NAME} does not read {key} of this GGUF file"
     plan = tuple(topic.name for topic in TOPICS if _has_questions(topic, bundled))
     _fit(brief, bundled, publisher)
     yield Finding(topic="", by=publisher.name, plan=plan, layers=publisher.layers)
@@ -64,7 +67,7 @@ def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
     """Load fewer layers of the publisher's model, or none, where memory is short."""
     from ortolan.export.witness.floats import UnansweredError
 
-    if brief.memory is None or brief.unlike is not None:
+    if brief.memory is None or publisher.unasked is not None:
         return
     own = bundled.weight_bytes if bundled.has_exact_numbers else 0
     with suppress(UnansweredError):  # a topic says so

@@ -6,6 +6,7 @@ None of Ortolan's readers is imported here, as in `publisher.py`.
 import errno
 import inspect
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import integrations
 
 NAME = f"transformers {version('transformers')}"
 """The library and its version."""
@@ -23,6 +25,9 @@ DEQUANTIZED = ("compressed-tensors", "fp8", "mxfp4")
 ROUNDED = {"awq": 0.1, "compressed-tensors": 0.1, "gptq": 0.1}
 """Largest difference of numbers, relative to the largest, for methods whose weights are rounded to
 16 bits as they are loaded. Measured: 3e-3 with two layers and scales in float16."""
+
+IMPLIED = ("attention.key_length", "attention.value_length")
+"""Keys of GGUF files that the shapes of tensors say as well."""
 
 
 class UnansweredError(Exception):
@@ -61,6 +66,8 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
         if "attention" not in str(error):
             raise
         model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
+    if file and (unread := sorted(report["unexpected_keys"])):
+        raise UnansweredError(f"{NAME} does not read {unread[0]} of this GGUF file")
     if missing := sorted(report["missing_keys"]):
         raise UnansweredError(f"{NAME} finds no weights for {missing[0]}")
     if mismatched := sorted(str(key) for key in report["mismatched_keys"]):
@@ -71,6 +78,16 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
         with suppress(NotImplementedError):  # such a product rounds its inputs
             model = model.dequantize(dtype=torch.float32)
     return model, ROUNDED.get(method, 0.0)
+
+
+def unread_key(keys: Sequence[str]) -> str | None:
+    """The first key of a GGUF file that says something of the model, and is not read."""
+    of_kinds: Any = getattr(integrations, "GGUF_CONFIG_MAPPING", {})
+    for key in keys:
+        kind, _, name = key.partition(".")
+        if kind in of_kinds and name not in of_kinds[kind] and name not in IMPLIED:
+            return key
+    return None
 
 
 def _has_cut_blocks(model: nn.Module, sizes: Any) -> bool:

@@ -12,7 +12,7 @@ from functools import cached_property, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -46,7 +46,6 @@ from ortolan.export.witness.floats import (
 )
 from ortolan.export.witness.floats import UnansweredError as UnansweredError
 
-P = ParamSpec("P")
 A = TypeVar("A")
 
 AUTO = {
@@ -63,26 +62,33 @@ NO_LIMIT = 1 << 24
 """Larger than any context: tokenizers without a limit have 1e30."""
 
 
-def _or_unasked(what: str) -> Callable[[Callable[P, A]], Callable[P, A]]:
-    """Turn whatever a library raises while it loads something into `UnansweredError`."""
+def _or_unasked(what: str) -> Callable[[Callable[["Publisher"], A]], Callable[["Publisher"], A]]:
+    """Turn whatever a library raises while it loads something into `UnansweredError`, once."""
 
-    def decorate(load: Callable[P, A]) -> Callable[P, A]:
+    def decorate(load: Callable[["Publisher"], A]) -> Callable[["Publisher"], A]:
         @wraps(load)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> A:
+        def checked(self: "Publisher") -> A:
+            name = load.__name__
+            if name in self.failures:
+                raise UnansweredError(self.failures[name])
             try:
-                return load(*args, **kwargs)
-            except UnansweredError:
-                raise
+                return load(self)
             except Exception as error:
-                if is_out_of_memory(error):
-                    raise UnansweredError(f"not enough memory for {what}") from None
-                reason = " ".join(str(error).split()).partition(". ")[0][:100]
-                reason = reason or type(error).__name__
-                raise UnansweredError(f"{NAME} cannot load {what} ({reason})") from error
+                self.failures[name] = _reason(what, error)
+                raise UnansweredError(self.failures[name]) from error
 
         return checked
 
     return decorate
+
+
+def _reason(what: str, error: Exception) -> str:
+    if isinstance(error, UnansweredError):
+        return str(error)
+    if is_out_of_memory(error):
+        return f"not enough memory for {what}"
+    reason = " ".join(str(error).split()).partition(". ")[0][:100]
+    return f"{NAME} cannot load {what} ({reason or type(error).__name__})"
 
 
 class Publisher:
@@ -105,6 +111,7 @@ class Publisher:
         self.layers: int | None = None
         self.unasked: str | None = None
         self.rounding = 0.0
+        self.failures: dict[str, str] = {}
         self.folder = path if path.is_dir() else path.parent
         self._file = {} if path.is_dir() else {"gguf_file": path.name}
 
@@ -311,7 +318,6 @@ class Publisher:
                 return named
         return getattr(transformers, AUTO[self.kind])
 
-    @_or_unasked("the model")
     def fit(self, memory: int, *, least_layers: int | None, other: int) -> None:
         """Choose how many layers to load.
 
@@ -327,11 +333,12 @@ class Publisher:
         self.unasked = f"its model needs {needed / 1e9:.1f} GB (free: {memory / 1e9:.1f} GB)"
         if least_layers is None:
             return
-        lists = stacks(whole, skeleton(self._class, shortened(self.config, 1)))
-        layers = max([least_layers, *(first_of_each(kinds_of(part)) for part in lists)])
-        short = skeleton(self._class, shortened(self.config, layers))
-        if float32_bytes(short) + LIBRARIES <= memory and begins(whole, short):
-            self.layers, self.unasked = layers, None
+        with suppress(Exception):  # some configs have no shorter form
+            lists = stacks(whole, skeleton(self._class, shortened(self.config, 1)))
+            layers = max([least_layers, *(first_of_each(kinds_of(part)) for part in lists)])
+            short = skeleton(self._class, shortened(self.config, layers))
+            if float32_bytes(short) + LIBRARIES <= memory and begins(whole, short):
+                self.layers, self.unasked = layers, None
 
 
 def quiet() -> None:
