@@ -60,6 +60,11 @@ BERT: Mapping[str, str] = {
 }
 """Fields of a BertNormalizer by key of the config."""
 
+LOWERED = frozenset({"siglip2"})
+"""Types that learned lower case, as transformers knows and their published files do not say."""
+
+LOWER_CASE = {"type": "Lowercase"}
+
 PREFIX = "add_prefix_space"
 
 Objects = dict[str, Any]
@@ -186,9 +191,14 @@ def _declared(folder: Path, config: Objects, outline: _Outline) -> _Declared:
 
 def _normalized(folder: Path, config: Objects, tokenizer: bytes, outline: _Outline) -> bytes | None:
     """The tokenizer.json with the normalizer that the config describes; None if it has that."""
+    if read_side(folder / "config.json", Objects).get("model_type") in LOWERED:
+        parts = _parts(outline.normalizer, "normalizers")
+        if LOWER_CASE in parts:
+            return None
+        return _with(tokenizer, {"type": "Sequence", "normalizers": [LOWER_CASE, *parts]})
     if config.get("tokenizer_class") in PLAIN:
         return None
-    for part in _parts(outline.pre_tokenizer):
+    for part in _parts(outline.pre_tokenizer, "pretokenizers"):
         wanted = config.get(PREFIX)
         if part.get("type") == "ByteLevel" and wanted not in (None, part.get(PREFIX)):
             raise OptionError(
@@ -201,15 +211,19 @@ def _normalized(folder: Path, config: Objects, tokenizer: bytes, outline: _Outli
     fields = {field: config[key] for key, field in BERT.items() if key in config}
     if normalizer | fields == normalizer:
         return None
-    content = msgspec.json.decode(tokenizer)
-    return msgspec.json.encode({**content, "normalizer": normalizer | fields})
+    return _with(tokenizer, normalizer | fields)
 
 
-def _parts(component: Any) -> list[Objects]:
-    """A pre-tokenizer's parts."""
+def _with(tokenizer: bytes, normalizer: Objects) -> bytes:
+    """A tokenizer.json with another normalizer."""
+    return msgspec.json.encode({**msgspec.json.decode(tokenizer), "normalizer": normalizer})
+
+
+def _parts(component: Any, key: str) -> list[Objects]:
+    """The parts of a pre-tokenizer or a normalizer, which a sequence lists under a key."""
     if not isinstance(component, dict):
         return []
-    parts = _listed(component.get("pretokenizers")) or [component]
+    parts = _listed(component.get(key)) or [component]
     return [part for part in parts if isinstance(part, dict)]
 
 

@@ -220,7 +220,9 @@ class Publisher:
 
     @property
     def image_options(self) -> Mapping[str, Any]:
-        """What the processor of texts and images passes to that of images."""
+        """What the processor of the prompts of a decoder passes to that of images."""
+        if self.kind != "decoder":
+            return {}
         names: Any = getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {})
         name = names.get(self.config.model_type) or ""
         return getattr(getattr(transformers, name, None), "images_kwargs", {})

@@ -116,7 +116,9 @@ def by_transformers(kind: str, checkpoint: Path, inputs: Sequence[Any]) -> list[
     model: Any = getattr(transformers, KINDS[kind][0]).from_pretrained(checkpoint)
     library = tokenizer(kind)
     texts = [each for each in inputs if isinstance(each, str)]
-    ids = [library.encode(text).ids for text in (*TEXTS, *texts)]
+    # as Siglip2Tokenizer, which is in transformers 5
+    read = str.lower if kind == "siglip2" else str
+    ids = [library.encode(read(text)).ids for text in (*TEXTS, *texts)]
     pad, length = library.token_to_id("<pad>"), length_of(kind, ids)
     pictures = [each for each in inputs if not isinstance(each, str)]
     processor = image_processor(kind).from_pretrained(str(checkpoint))

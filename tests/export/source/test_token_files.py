@@ -10,7 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.tiny_tokenizers import CORPUS, KINDS
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 from transformers import (
     AutoTokenizer,
     BertTokenizer,
@@ -101,6 +101,22 @@ def saved(make: Callable[[], Any], **config: Any) -> Save:
         tokenizer.save_pretrained(folder)
         path = folder / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+    return save
+
+
+def of_siglip2(*, has_lower_case: bool) -> Save:
+    """A tokenizer like Gemma's; that of transformers also has lower case."""
+
+    def save(folder: Path) -> None:
+        kept = KINDS["gemma"]()
+        if has_lower_case:
+            kept.normalizer = normalizers.Sequence([normalizers.Lowercase(), kept.normalizer])
+        kept.save(str(folder / "tokenizer.json"))
+        ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+        config = ends | {"tokenizer_class": "GemmaTokenizer", "chat_template": TEMPLATE}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps({"model_type": "siglip2"}))
 
     return save
 
@@ -206,6 +222,10 @@ CASES: dict[str, Save] = {
 CASES |= {
     f"BERT with {key}": saved(lambda: BertTokenizer(**vocabulary("wordpiece")), **{key: False})
     for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+}
+CASES |= {
+    f"SigLIP 2{name}": of_siglip2(has_lower_case=has_lower_case)
+    for name, has_lower_case in {"": False, " in lower case": True}.items()
 }
 REFUSED: dict[str, Save] = {
     "other ids": files(added_tokens={"<|user|>": N + 7}),
