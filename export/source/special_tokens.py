@@ -15,6 +15,9 @@ from ortolan.runtime.bundle.manifest import Tokens
 
 GENERATION_CONFIG = "generation_config.json"
 
+NO_PAD = -1
+"""The pad_token_id of older Llama checkpoints, which have no padding."""
+
 
 class _Generation(msgspec.Struct):
     """The fields that are read; older checkpoints have them in config.json."""
@@ -49,11 +52,12 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
     bad = {word[0] for word in words} - set(ends)
     suppressed = sorted(bad | set(generation.suppress_tokens or ()))
     begin = tuple(sorted(set(generation.begin_suppress_tokens or ())))
-    _check(vocab_size, (own.bos, own.pad, *ends, start, first, *last, *suppressed, *begin))
+    pad = None if own.pad == NO_PAD else own.pad
+    _check(vocab_size, (own.bos, pad, *ends, start, first, *last, *suppressed, *begin))
     return Tokens(
         bos=own.bos,
         eos=ends,
-        pad=own.pad,
+        pad=pad,
         start=start,
         forced_first=first,
         forced_last=last[0] if last else None,

@@ -53,12 +53,12 @@ def ours(bundled: Bundled, text: str | None) -> Answer:
 def theirs(publisher: Publisher, text: str | None) -> Answer:
     """The same from the publisher's tokenizer."""
     tokenizer = publisher.tokenizer
+    added = tokenizer.added_tokens_decoder
     if text is None:
-        tokens = tokenizer.added_tokens_decoder.items()
-        return {number: _shown(token.content, token.special) for number, token in tokens}
+        return {number: _shown(token.content, token.special) for number, token in added.items()}
     ids = list(tokenizer(text)["input_ids"])
     # tokenizers shows a special token that tokenizer_config.json describes once more
-    shown = [token for token in ids if token not in tokenizer.all_special_ids]
+    shown = [token for token in ids if not (token in added and added[token].special)]
     return {
         "ids": ids,
         "decoded": tokenizer.decode(

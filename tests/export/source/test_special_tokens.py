@@ -53,6 +53,10 @@ def test_eos_comes_from_the_config_if_generation_config_has_none(
     assert read(tmp_path, generation_config=values) == Tokens(bos=0, eos=eos, pad=1)
 
 
+def test_a_padding_of_minus_one_is_none(tmp_path: Path) -> None:
+    assert read(tmp_path, Tokens(bos=0, eos=(2,), pad=-1)) == Tokens(bos=0, eos=(2,))
+
+
 def test_bad_words_and_suppressed_tokens_are_never_chosen_but_an_eos_is(tmp_path: Path) -> None:
     values = {"eos_token_id": [2, 5], "bad_words_ids": [[7], [5], [9]], "suppress_tokens": [7, 4]}
     tokens = read(tmp_path, generation_config=values)
@@ -252,7 +256,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
         )
     },
     "bos beyond the vocabulary": lambda _: special_tokens(Tokens(bos=97), None, vocab_size=97),
-    "pad below the vocabulary": lambda _: special_tokens(Tokens(pad=-1), None, vocab_size=97),
+    "pad below the vocabulary": lambda _: special_tokens(Tokens(pad=-2), None, vocab_size=97),
     "no padding": lambda _: padding_id(None, None, None),
     "a number as padding": lambda folder: padding_id(
         PADDED, write(folder, tokenizer_config={"pad_token": 3}), 7
