@@ -153,15 +153,13 @@ class Publisher:
         What the file has beyond that is lost, such as the digits of SmolLM2.
         """
         folder, fast = self._tokenizer_folder, transformers.PreTrainedTokenizerFast
-        built = self.tokenizer
         with suppress(Exception):  # there is no such file, or only its class reads it
             saved = fast.from_pretrained(folder, tokenizer_file=str(folder / "tokenizer.json"))
-            normalizer = built.backend_tokenizer.normalizer
-            # both versions read do_lower_case and the like from tokenizer_config.json
-            if isinstance(normalizer, normalizers.BertNormalizer):
-                saved.backend_tokenizer.normalizer = normalizer
+            if isinstance(saved.backend_tokenizer.normalizer, normalizers.BertNormalizer):
+                # both versions read do_lower_case and the like from tokenizer_config.json
+                saved.backend_tokenizer.normalizer = self.tokenizer.backend_tokenizer.normalizer
             return saved
-        return built
+        return self.tokenizer
 
     @cached_property
     def as_saved(self) -> "Publisher":

@@ -7,6 +7,7 @@ from typing import Any
 from ortolan.export.options import WitnessTopic
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer, Either
+from ortolan.export.witness.floats import is_out_of_memory
 from ortolan.export.witness.publisher import Publisher
 
 Theirs = Callable[[Publisher, Any], Answer]
@@ -16,7 +17,12 @@ def with_either_tokenizer(theirs: Theirs) -> Theirs:
     """Answers with the tokenizer as transformers builds it, or as tokenizer.json has it."""
 
     def answer(publisher: Publisher, question: Any) -> Answer:
-        first = theirs(publisher, question)
+        try:
+            first = theirs(publisher, question)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return theirs(publisher.as_saved, question)
 
         def second() -> Answer:
             try:
