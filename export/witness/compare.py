@@ -87,7 +87,12 @@ class Comparison:
             trial.compare(ours, theirs.first, where)
             theirs = theirs.first if trial.first is None else theirs.second()
         if isinstance(theirs, Rough):
-            self.tolerance, theirs = max(self.tolerance, theirs.tolerance), theirs.answer
+            rough = Comparison(max(self.tolerance, theirs.tolerance))
+            rough.compare(ours, theirs.answer, where)
+            self.first = self.first or rough.first
+            if rough.largest is not None:
+                self.largest = max(rough.largest, self.largest or 0.0)
+            return
         if isinstance(theirs, Beginning):
             ours = list(ours)[: len(theirs)]
             theirs = list(theirs)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortolan.export.witness.bundled import FLOAT32, Bundled
-from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.bundled import FLOAT32, REFERENCE, Bundled
+from ortolan.export.witness.compare import Answer, Rough
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import probe_source, publisher_inputs
@@ -47,6 +47,8 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
             "top_ids": reference.top_ids[rows],
             "rows": rows,
             "source": probe_source(bundled, number),
+            # a bundle has others where it rounds its weights, or is deeper than the publisher's
+            "has_own": bundled.first_layers is None and bundled.has_exact_numbers,
         }
     return asked
 
@@ -58,17 +60,14 @@ def _unpadded(bundled: Bundled, ids: Sequence[int]) -> int:
 
 
 def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
-    """The kept logits: of the bundle, or of the reference.
-
-    The bundle has others where it rounds its weights, or is deeper than the publisher's model.
-    """
-    rows = question["rows"]
-    if bundled.first_layers is not None or not bundled.has_exact_numbers:
-        reference = bundled.reference.reference
-        assert isinstance(reference, Logits)
-        return of_reference(reference, rows)
-    source = () if question["source"] is None else (question["source"],)
-    return kept(bundled.model.logits(*source, question["ids"]), question)
+    """The kept logits of the reference, and of the bundle if it has the same."""
+    reference = bundled.reference.reference
+    assert isinstance(reference, Logits)
+    answer = {"reference": of_reference(reference, question["rows"])}
+    if question["has_own"]:
+        source = () if question["source"] is None else (question["source"],)
+        answer["logits"] = kept(bundled.model.logits(*source, question["ids"]), question)
+    return answer
 
 
 @torch.inference_mode()
@@ -80,7 +79,9 @@ def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
         source = publisher_inputs(publisher, question["source"], is_probe=True)
         inputs = {**source, "decoder_input_ids": ids}
     output = publisher.stack(**inputs, use_cache=False)
-    return kept(output.logits[0].float().numpy(), question)
+    logits = kept(output.logits[0].float().numpy(), question)
+    own = {"logits": Rough(logits, FLOAT32)} if question["has_own"] else {}
+    return {**own, "reference": logits}
 
 
 def of_reference(reference: Logits, rows: slice) -> Answer:
@@ -105,7 +106,7 @@ def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any])
         publisher,
         lambda: publisher.stack(input_ids=ids[None], use_cache=False).logits,
         ids=ids,
-        tolerance=FLOAT32,
+        tolerance=REFERENCE,
     )
 
 
@@ -114,7 +115,6 @@ LOGITS = Topic(
     questions=questions,
     ours=ours,
     theirs=theirs,
-    # the reference has float32 numbers whatever the precision
-    tolerance=FLOAT32,
+    tolerance=REFERENCE,
     explain=explain,
 )
