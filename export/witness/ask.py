@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -66,21 +66,22 @@ def ask(
         return Witness(unasked="the source is a live model, which the certificate compares with")
     if find_spec("transformers") is None:
         return Witness(unasked="transformers is not installed")
-    (path, adapter), memory = _files(source, options.adapter), available_memory()
+    files, memory = _files(source, options.adapter), available_memory()
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as temporary:
         first_layers = Path(temporary) / "first_layers"
         brief = Brief(
             bundle=str(folder),
-            checkpoint=path,
-            adapter=adapter,
+            checkpoint=str(files.path),
+            adapter=files.adapter,
             max_context=max_context,
             has_own_tokenizer=options.tokenizer is not None,
             memory=None if memory is None else int(MEMORY_SHARE * memory),
             least_layers=least_layers(model),
             first_layers=str(first_layers),
             unlike=_unlike(model),
-            gguf_keys=_gguf_keys(Path(path)),
+            gguf_keys=_gguf_keys(files.path),
+            mapped=files.size,
         )
         for finding in run(brief, max(SECONDS, SHARE * elapsed_s)):
             progress("witness", len(findings), len(NAMES), finding.topic)
@@ -202,13 +203,29 @@ class _Limit:
         self._timer.cancel()
 
 
-def _files(source: str | Path | Checkpoint, adapter: str | Path | None) -> tuple[str, str | None]:
-    """The folder or the GGUF file of a checkpoint, and the folder of its adapter."""
+class _Files(NamedTuple):
+    """What the publisher's code reads.
+
+    Attributes:
+        path: folder of the checkpoint, or a GGUF file.
+        adapter: folder of the adapter.
+        size: bytes of its weights, which are mapped.
+    """
+
+    path: Path
+    adapter: str | None
+    size: int
+
+
+def _files(source: str | Path | Checkpoint, adapter: str | Path | None) -> _Files:
     checkpoint = open_checkpoint(source, adapter=adapter)
-    first = checkpoint.opened.files[0]
-    path = first if first.suffix == GGUF else checkpoint.folder
-    merged = checkpoint.adapter
-    return str(path.absolute()), None if merged is None else str(merged.folder.absolute())
+    files, merged = checkpoint.opened.files, checkpoint.adapter
+    path = files[0] if files[0].suffix == GGUF else checkpoint.folder
+    return _Files(
+        path=path.absolute(),
+        adapter=None if merged is None else str(merged.folder.absolute()),
+        size=sum(file.stat().st_size for file in files),
+    )
 
 
 def check_accepted(topics: tuple[str, ...]) -> None:

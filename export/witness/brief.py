@@ -18,6 +18,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
             known.
         unlike: why the numbers differ on purpose; None if they do not.
         gguf_keys: names of what a GGUF file says of its model.
+        mapped: bytes of the checkpoint's weights; maps of them count as allocated.
         threads: threads of PyTorch; None for its default.
     """
 
@@ -31,6 +32,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     first_layers: str | None = None
     unlike: str | None = None
     gguf_keys: tuple[str, ...] = ()
+    mapped: int = 0
     threads: int | None = None
 
 

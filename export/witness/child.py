@@ -50,7 +50,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
         most=brief.max_context,
     )
     yield Finding(topic="", by=publisher.name)
-    _limit(brief.memory)
+    _limit(None if brief.memory is None else brief.memory + brief.mapped)
     publisher.unasked = brief.unlike
     if (key := unread_key(brief.gguf_keys)) is not None:
         publisher.unasked = f"{NAME} does not read {key} of this GGUF file"

@@ -74,7 +74,8 @@ class Witness(Record, frozen=True, kw_only=True):
             return f"nobody else was asked: {self.unasked}"
         answered = [topic.summary for topic in self.topics if topic.questions]
         verdict = "agrees" if not self.accepted else f"differs in {', '.join(self.accepted)}"
-        depth = "" if self.layers is None else f" on {self.layers} layers"
+        layers = "the first layer" if self.layers == 1 else f"the first {self.layers} layers"
+        depth = "" if self.layers is None else f" on {layers}"
         parts = [f"{self.by} {verdict}{depth}: {', '.join(answered)}"]
         parts += sorted({topic.unasked for topic in self.topics if topic.unasked})
         return "; ".join(parts)
