@@ -49,6 +49,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
         adapter=None if brief.adapter is None else Path(brief.adapter),
         most=brief.max_context,
     )
+    publisher.import_libraries()
     yield Finding(topic="", by=publisher.name)
     _limit(None if brief.memory is None else brief.memory + brief.mapped)
     publisher.unasked = brief.unlike

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, wraps
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +115,12 @@ class Publisher:
         self.failures: dict[str, str] = {}
         self.folder = path if path.is_dir() else path.parent
         self._file = {} if path.is_dir() else {"gguf_file": path.name}
+
+    def import_libraries(self) -> None:
+        """Import what takes seconds, before the time for questions begins."""
+        if self.has_sentence_files:
+            with suppress(Exception):  # a topic says so
+                import_module(SENTENCES)
 
     @property
     def name(self) -> str:
@@ -293,11 +300,9 @@ class Publisher:
             raise UnansweredError(self.unasked)
         if self.adapter is not None or self.layers is not None:
             raise UnansweredError("sentence-transformers loads whole models without adapters")
-        import sentence_transformers
-
         name = "CrossEncoder" if self.is_cross_encoder else "SentenceTransformer"
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        model = getattr(sentence_transformers, name)(
+        model = getattr(import_module(SENTENCES), name)(
             str(self.folder), device="cpu", model_kwargs=options, local_files_only=True
         )
         model.max_seq_length = self._limit(model.max_seq_length)

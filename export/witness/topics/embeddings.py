@@ -55,6 +55,8 @@ def theirs(publisher: Publisher, question: Any) -> Answer:
         vectors = model.encode(reading.value, **named, show_progress_bar=False)
         return {"vectors": vectors, "prompts": _named(model.prompts)}
     encoded = publisher.tokenizer(*reading.texts, **truncation, return_tensors="pt")
+    if reading.is_padded:
+        encoded.pop("attention_mask", None)  # such models attend to padding
     vectors = NUMBERS[output](publisher.model(**encoded))[0].float().numpy()
     return {"vectors": vectors, "prompts": {}}
 

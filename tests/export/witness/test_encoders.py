@@ -57,6 +57,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "classifier": ("labels",),
     "tagger": ("labels", "entities"),
     "reader": ("answers",),
+    "padded": ("embeddings",),
     "masked": ("blanks",),
 }
 """Topics of each checkpoint, after those of all."""

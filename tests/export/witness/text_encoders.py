@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 import transformers
+from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.tiny_tokenizers import byte_level, wordpiece
+from tests.tiny.encoders import SIGLIP_TEXT
 from tests.tiny.tokenizers import with_ends
 from tokenizers import processors
 
@@ -59,6 +61,12 @@ def save(folder: Path, architecture: str, *, limit: int = 40, **values: Any) -> 
     tokenizer_of(kind, limit).save_pretrained(folder)
 
 
+def padded(folder: Path) -> None:
+    """A SigLIP, which reads padding like other tokens."""
+    EncoderCase("SiglipTextModel", SIGLIP_TEXT | {"vocab_size": SIZES["vocab_size"]}).write(folder)
+    tokenizer_of("roberta", SIGLIP_TEXT["max_position_embeddings"]).save_pretrained(folder)
+
+
 def labels(*names: str) -> dict[str, Any]:
     """The keys of a config that name labels."""
     return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
@@ -95,6 +103,7 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     ),
     "tagger": lambda folder: save(folder, "RobertaForTokenClassification", **labels(*NAMES)),
     "reader": lambda folder: save(folder, "RobertaForQuestionAnswering"),
+    "padded": padded,
     "masked": lambda folder: save(folder, "BertForMaskedLM"),
 }
 """Functions that write a checkpoint, by name."""
