@@ -93,6 +93,7 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
     from ortolan.errors import OrtolanError
     from ortolan.export.witness.compare import UNKNOWN, Comparison
     from ortolan.export.witness.floats import UnansweredError, is_out_of_memory
+    from ortolan.runtime.errors import MissingExtraError
 
     finding = Finding(topic=topic.name, by=publisher.name)
     try:
@@ -129,6 +130,9 @@ def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
                 continue  # neither has such a thing
             comparison.compare(answer, theirs)
             problem = None if comparison.first is None else f"{comparison.first}"
+        except MissingExtraError as error:
+            unasked = f"{error}"
+            break
         except OrtolanError as error:
             if is_out_of_memory(error):
                 unasked = NO_MEMORY

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.publisher import Publisher
@@ -15,6 +14,9 @@ from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.verification.probes import probe_sound, probe_wave, sized_picture
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Inputs = Mapping[str, torch.Tensor]
 """Arguments of a model of transformers."""
@@ -60,8 +62,10 @@ def image_inputs(publisher: Publisher, pixels: NDArray[np.uint8], **options: Any
     return inputs
 
 
-def picture(publisher: Publisher, pixels: NDArray[np.uint8]) -> Image.Image:
+def picture(publisher: Publisher, pixels: NDArray[np.uint8]) -> "Image.Image":
     """An image as users pass it: with the model's channels, unless the processor converts it."""
+    from PIL import Image  # not among the packages of an export
+
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     if getattr(publisher.image_processor, "do_convert_rgb", None):
         return image

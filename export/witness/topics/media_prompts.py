@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from PIL import Image
-
 from ortolan.export.witness import media
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer
@@ -77,6 +75,8 @@ def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
         text = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     values = [own for own in parts if not isinstance(own, str)]
     if kind == "image":
+        from PIL import Image  # not among the packages of an export
+
         values = [[Image.fromarray(own) for own in values]]
     name = {"image": "images", "audio": "audio"}[kind]
     inputs = processor(text=[text], return_tensors="pt", **{name: values})
