@@ -73,15 +73,20 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
 @torch.inference_mode()
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from an uncached forward pass."""
+    logits = kept(_logits(publisher, question)[0].float().numpy(), question)
+    own = {"logits": Rough(logits, FLOAT32)} if question["has_own"] else {}
+    return {**own, "reference": logits}
+
+
+def _logits(publisher: Publisher, question: Mapping[str, Any]) -> torch.Tensor:
+    """Logits of the publisher's model, `(1, S, V)`."""
     ids = torch.tensor([question["ids"]])
     inputs = {"input_ids": ids}
     if question["source"] is not None:
         source = publisher_inputs(publisher, question["source"], is_probe=True)
         inputs = {**source, "decoder_input_ids": ids}
-    output = publisher.stack(**inputs, use_cache=False)
-    logits = kept(output.logits[0].float().numpy(), question)
-    own = {"logits": Rough(logits, FLOAT32)} if question["has_own"] else {}
-    return {**own, "reference": logits}
+    logits: torch.Tensor = publisher.stack(**inputs, use_cache=False).logits
+    return logits
 
 
 def of_reference(reference: Logits, rows: slice) -> Answer:
@@ -99,13 +104,16 @@ def kept(logits_SV: Any, question: Mapping[str, Any]) -> Answer:
 
 
 def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any]) -> str | None:
-    """The first layer whose output differs."""
+    """The first layer whose output differs, for texts."""
     del bundled
-    ids = torch.tensor(question["ids"])
+    source = question["source"]
+    if not isinstance(source, list | None):
+        return None
     return first_layer(
         publisher,
-        lambda: publisher.stack(input_ids=ids[None], use_cache=False).logits,
-        ids=ids,
+        lambda: _logits(publisher, question),
+        source=None if source is None else torch.tensor(source),
+        ids=torch.tensor(question["ids"]),
         tolerance=REFERENCE,
     )
 
