@@ -14,3 +14,16 @@ the sound ends."""
 
 PADDING = "a padding token within the target of an encoder-decoder"
 """M2M100 of transformers gives it no position in a whole text, and one in a cached step."""
+
+LABELS = "labels of one name"
+"""Pipelines of transformers tell them apart by order alone. Bundles number them."""
+
+ACTIVATION = "the activation of a cross-encoder with several labels"
+"""sentence-transformers writes Identity for each, whatever it was trained for. Bundles return the
+probabilities of transformers' pipelines."""
+
+TYPES = "token types for a model that reads none"
+"""Models of transformers fail on them. Bundles leave them out."""
+
+POSITIONS = "a limit of tokens beyond a model's positions"
+"""transformers and sentence-transformers fail on longer texts. Bundles cut them."""

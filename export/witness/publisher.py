@@ -181,7 +181,7 @@ class Publisher:
 
     @cached_property
     def limit(self) -> int | None:
-        """Number of tokens at which texts are truncated; None where nothing limits them."""
+        """Number of tokens at which texts are cut, or None; see `known.POSITIONS`."""
         if self.has_sentence_files:
             own: int | None = self.sentences.max_seq_length
             return own

@@ -43,7 +43,7 @@ def theirs(publisher: Publisher, reading: Reading) -> Answer:
 
 
 def _reads_types(publisher: Publisher) -> bool:
-    """Whether a model reads types, which some tokenizers give to one that does not."""
+    """Whether a model reads types; see `known.TYPES`."""
     is_read = "token_type_ids" in inspect.signature(publisher.outline.forward).parameters
     return is_read and getattr(publisher.config, "type_vocab_size", 2) > 1
 

@@ -56,7 +56,7 @@ def theirs(publisher: Publisher, reading: Any) -> Answer:
     names = [str(config.id2label[number]) for number in range(config.num_labels)]
     if reading == NAMES:
         return names
-    is_reranker = publisher.is_cross_encoder and len(names) == 1
+    is_reranker = publisher.is_cross_encoder and len(names) == 1  # see `known.ACTIVATION`
     classify = publisher.pipeline("text-classification")
     if reading == FUNCTION:
         logits = torch.from_numpy(_logits(len(names)))
@@ -64,7 +64,7 @@ def theirs(publisher: Publisher, reading: Any) -> Answer:
             return _shown(publisher.sentences.activation_fn(logits))
         scores = classify.postprocess({"logits": logits[None]}, top_k=None)
         return _shown([score["score"] for score in scores])
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names):  # see `known.LABELS`
         raise UnansweredError(f"{publisher.name} gives two labels one name")
     truncation = publisher.truncation(reading)
     if is_reranker:
