@@ -16,6 +16,7 @@ from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import sound_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.media_inputs import sounds, whole_features
+from ortolan.runtime.bundle.sound_sources import AudioSource
 from ortolan.runtime.transcription.recording import TOKENS_PER_SECOND
 
 FORCING = ("task", "language", "forced_decoder_ids")
@@ -32,7 +33,9 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     asked = sounds(bundled)
     if manifest.speech is not None:
         return asked
-    # long sounds are cut in different ways
+    if isinstance(source, AudioSource):  # which writes no times, and so hears one window
+        return {name: own[: source.samples] for name, own in asked.items()}
+    # long waves are cut in different ways
     return {name: own for name, own in asked.items() if len(own) <= source.samples}
 
 
@@ -54,15 +57,20 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
     model.generation_config = generation = deepcopy(publisher.generation)
     inputs = whole_features(publisher, samples)
     seconds = len(samples) / publisher.feature_extractor.sampling_rate
-    if model.config.model_type == "whisper":
+    start = [generation.decoder_start_token_id]
+    if getattr(generation, "no_timestamps_token_id", None) is not None:
         _name_task(generation)
         found = model.generate(**inputs, return_timestamps=True, return_segments=True)
-        no_times = generation.no_timestamps_token_id
-        segments = _heard(found["segments"][0], seconds)
-        return [_whole(own["tokens"].tolist(), no_times) for own in segments]
-    most = ceil(seconds * TOKENS_PER_SECOND)
-    ids = model.generate(**inputs, do_sample=False, max_new_tokens=most)[0].tolist()
-    return [[token for token in ids[1:] if token != model.config.eos_token_id]]
+        segments, no_times = found["segments"][0], generation.no_timestamps_token_id
+        return [_whole(own["tokens"].tolist(), no_times) for own in _heard(segments, seconds)]
+    options: dict[str, Any] = {}
+    if model.config.model_type == "whisper":  # an old file, without names of tokens
+        start += [token for _, token in getattr(generation, "forced_decoder_ids", None) or ()]
+    else:
+        options = {"do_sample": False, "max_new_tokens": ceil(seconds * TOKENS_PER_SECOND)}
+    ids = model.generate(**inputs, **options)[0].tolist()
+    written = ids[len(start) :] if ids[: len(start)] == start else ids
+    return [[token for token in written if token != model.config.eos_token_id]]
 
 
 def _name_task(generation: Any) -> None:
