@@ -215,7 +215,14 @@ class Publisher:
     @_or_unasked("the processor")
     def processor(self) -> Any:
         """The processor of texts with images or sounds."""
-        return AutoProcessor.from_pretrained(self.folder)
+        processor = AutoProcessor.from_pretrained(self.folder)
+        if getattr(processor, "patch_size", 0) is None:
+            # an old LLaVA, about which transformers advises this
+            vision = self.config.vision_config
+            processor.patch_size = vision.patch_size
+            processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
+            processor.num_additional_image_tokens = int(vision.model_type == "clip_vision_model")
+        return processor
 
     @cached_property
     @_or_unasked("the image processor")

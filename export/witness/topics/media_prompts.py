@@ -68,18 +68,21 @@ def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from the processor and `generate`."""
     processor, kind = publisher.processor, question["kind"]
     parts = question.get("parts") or question["message"]
+    options: dict[str, Any] = {"return_tensors": "pt"}
     if "parts" in question:
         text = "".join(own if isinstance(own, str) else question["placeholder"] for own in parts)
     else:
         message = {"role": "user", "content": _content(kind, parts, with_value=False)}
-        text = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        writer = processor if processor.chat_template else publisher.tokenizer
+        text = writer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        options["add_special_tokens"] = False  # the template writes them
     values = [own for own in parts if not isinstance(own, str)]
     if kind == "image":
         from PIL import Image  # not among the packages of an export
 
         values = [[Image.fromarray(own) for own in values]]
     name = {"image": "images", "audio": "audio"}[kind]
-    inputs = processor(text=[text], return_tensors="pt", **{name: values})
+    inputs = processor(text=[text], **{name: values}, **options)
     answer: Answer = {"prompt": inputs["input_ids"][0].tolist()}
     if question["new_tokens"]:
         answer["tokens"] = greedy(publisher, inputs, question["new_tokens"])
