@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,15 @@ SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
     "llava": (
         _case("llava", processor_config=LLAVA, tokenizer_config=_named(image_token="<image>")),
         ONE_TEXT | {"image inputs": 6},
+    ),
+    "an old llava": (_case("llava", tokenizer_config=PLAIN), ONE_TEXT | {"image inputs": 6}),
+    "an old whisper": (
+        partial(
+            write_whisper,
+            forced_decoder_ids=[[1, DE], [2, DE + 2], [3, DE + 3]],
+            **dict.fromkeys(("lang_to_id", "task_to_id", "no_timestamps_token_id")),
+        ),
+        {"sound inputs": 2, "logits": 3, "transcripts": 2},
     ),
     "idefics3": (
         _case("idefics3", processor_config={"image_seq_len": 4}, tokenizer_config=PLAIN),
