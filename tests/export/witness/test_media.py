@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,13 @@ def _named(**tokens: str) -> dict[str, Any]:
     return PLAIN | {"extra_special_tokens": tokens, "pad_token": "<unk>"}
 
 
+def _write_old_whisper(folder: Path) -> None:
+    """Tokens are forced, and have no names."""
+    names: Any = dict.fromkeys(("lang_to_id", "task_to_id", "no_timestamps_token_id"))
+    forced = [[1, DE], [2, DE + 2], [3, DE + 3]]
+    write_whisper(folder, forced_decoder_ids=forced, **names)
+
+
 LLAVA = {"patch_size": 2, "vision_feature_select_strategy": "default"} | {
     "image_token": "<image>",
     "num_additional_image_tokens": 1,
@@ -80,14 +86,7 @@ SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
         ONE_TEXT | {"image inputs": 6},
     ),
     "an old llava": (_case("llava", tokenizer_config=PLAIN), ONE_TEXT | {"image inputs": 6}),
-    "an old whisper": (
-        partial(
-            write_whisper,
-            forced_decoder_ids=[[1, DE], [2, DE + 2], [3, DE + 3]],
-            **dict.fromkeys(("lang_to_id", "task_to_id", "no_timestamps_token_id")),
-        ),
-        {"sound inputs": 2, "logits": 3, "transcripts": 2},
-    ),
+    "an old whisper": (_write_old_whisper, {"sound inputs": 2, "logits": 3, "transcripts": 2}),
     "idefics3": (
         _case("idefics3", processor_config={"image_seq_len": 4}, tokenizer_config=PLAIN),
         ONE_TEXT | {"image inputs": 6},
