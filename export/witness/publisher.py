@@ -326,7 +326,10 @@ class Publisher:
     def _class(self) -> Any:
         """The class that the config names, or else the one that suits the kind."""
         for name in getattr(self.config, "architectures", None) or ():
-            if (named := getattr(transformers, name, None)) is not None:
+            named = getattr(transformers, name, None)
+            # a bundle may have the head that an encoder-decoder's class leaves out
+            is_headless = self.kind == "encoder-decoder" and not hasattr(named, "generate")
+            if named is not None and not is_headless:
                 return named
         return getattr(transformers, AUTO[self.kind])
 

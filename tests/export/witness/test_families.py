@@ -106,6 +106,17 @@ def test_a_tokenizer_with_other_digits_differs(tmp_path: Path) -> None:
     assert "ids" in (findings["texts"].first or "")
 
 
+def test_the_class_without_a_head_names_an_encoder_decoder(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_tiny(CONFIGS["mt5"], source, spread=0.2)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["MT5Model"]}))
+
+    findings = {finding.topic: finding for finding in asked(source, tmp_path / "bundle")}
+
+    assert findings["logits"].agreed == findings["logits"].questions > 0
+
+
 def test_a_completion_goes_on_after_its_end(tmp_path: Path) -> None:
     source, bundle = tmp_path / "source", tmp_path / "bundle"
     save_tiny(CONFIGS["llama"], source, spread=0.2)
