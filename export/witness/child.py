@@ -35,10 +35,15 @@ def answers(brief: Brief) -> Iterator[Finding]:
     import torch
 
     from ortolan.export.witness.bundled import Bundled
-    from ortolan.export.witness.floats import NAME, unread_key
-    from ortolan.export.witness.publisher import Publisher, quiet
-    from ortolan.export.witness.topics import TOPICS
 
+    try:
+        from ortolan.export.witness.floats import NAME, unread_key
+        from ortolan.export.witness.publisher import Publisher, quiet
+        from ortolan.export.witness.topics import TOPICS
+    except Exception as error:  # it needs another version of a package
+        reason = f"transformers cannot be imported ({' '.join(str(error).split())[:120]})"
+        yield Finding(topic="rest", by="transformers", unasked=reason)
+        return
     quiet()
     if brief.threads is not None:
         torch.set_num_threads(brief.threads)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,6 +205,14 @@ def test_types_that_transformers_does_not_know(
 def test_without_transformers_nobody_is_asked(alike: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "find_spec", lambda _: None)
     assert alike.ask().summary == "nobody else was asked: transformers is not installed"
+
+
+def test_a_transformers_that_cannot_be_imported_is_not_asked(
+    alike: Tiny, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ortolan.export.witness.publisher", None)
+    summary = alike.ask().summary
+    assert summary.startswith("nobody else was asked: transformers cannot be imported (import of")
 
 
 FINDINGS = """
