@@ -117,7 +117,9 @@ class Bundled:
     @property
     def has_exact_numbers(self) -> bool:
         """Whether its numbers can be compared with those of the trained model."""
-        return self.manifest.precision == "fp32" and "cpu" in self.manifest.devices
+        has_rounded_cache = any(state.dtype == "int8" for state in self.manifest.states)
+        is_exact = self.manifest.precision == "fp32" and not has_rounded_cache
+        return is_exact and "cpu" in self.manifest.devices
 
     @cached_property
     def certificate(self) -> Certificate:

@@ -83,6 +83,12 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return write(tmp_path_factory.mktemp("in_turn"), IN_TURN, precision="int8")
 
 
+@pytest.fixture(scope="module")
+def with_rounded_cache(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    options = ExportOptions(cache="int8")
+    return write(tmp_path_factory.mktemp("rounded"), ALIKE, options=options)
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer in this process, which must not get a limit of memory."""
@@ -167,6 +173,12 @@ def test_numbers_that_differ_on_purpose_are_not_asked(alike: Tiny, here: None) -
     reason = "its rotary frequencies are those of texts of more than 64 tokens"
     assert topics["logits"].unasked == topics["completions"].unasked == reason
     assert topics["texts"].questions > 60
+
+
+def test_a_rounded_cache_is_no_difference(with_rounded_cache: Tiny, here: None) -> None:
+    topics = by_topic(with_rounded_cache.ask())
+    assert topics["logits"].agreed == 4
+    assert "completions" not in topics
 
 
 def test_a_checkpoint_that_was_opened_and_its_name_in_a_cache(
