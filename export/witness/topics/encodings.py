@@ -14,15 +14,17 @@ import torch
 from transformers import ImageClassificationPipeline, ZeroShotImageClassificationPipeline
 
 from ortolan.export.witness import media
-from ortolan.export.witness.bundled import FLOAT32, Bundled
+from ortolan.export.witness.bundled import FLOAT32, REFERENCE, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.floats import UnansweredError
+from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.sources import picture, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import kept, of_reference
 from ortolan.export.witness.topics.media_inputs import pictures, sounds
-from ortolan.runtime.bundle.image_sources import PatchSource
+from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.verification.certificate import Logits, kept_positions
 
 MOST_PICTURES = 3
@@ -145,6 +147,20 @@ def theirs(publisher: Publisher, question: Question) -> Answer:
     return rows
 
 
+def explain(bundled: Bundled, publisher: Publisher, question: Question) -> str | None:
+    """The first layer whose output differs, for pictures of one size and waves."""
+    if question.words or not isinstance(bundled.reads, ImageSource | WaveSource):
+        return None
+    inputs = publisher_inputs(publisher, question.value, is_probe=question.row is not None)
+    (values,) = inputs["pixel_values" if "pixel_values" in inputs else "input_values"]
+    return first_layer(
+        publisher,
+        lambda: next(iter(publisher.model(**inputs).values())),
+        source=values,
+        tolerance=REFERENCE,
+    )
+
+
 def _chosen(publisher: Publisher, question: Question) -> Answer:
     """Scores of words for a picture."""
     run = ZeroShotImageClassificationPipeline(
@@ -167,7 +183,9 @@ def _named(scores: Any) -> Answer:
 
 def _topic(name: Any, find: Callable[[Bundled], Mapping[str, Any]]) -> Topic:
     ask = partial(questions, find)
-    return Topic(name=name, questions=ask, ours=ours, theirs=theirs, tolerance=FLOAT32)
+    return Topic(
+        name=name, questions=ask, ours=ours, theirs=theirs, tolerance=FLOAT32, explain=explain
+    )
 
 
 IMAGES, SOUNDS = _topic("images", pictures), _topic("sounds", sounds)
