@@ -255,7 +255,7 @@ class Publisher:
 
     @property
     def model(self) -> Any:
-        """The model in float32, with its adapter merged."""
+        """The model in float32, with its adapter."""
         if self.layers is not None:
             raise UnansweredError(f"only {self.layers} of its layers fit into memory")
         return self.stack
@@ -273,7 +273,8 @@ class Publisher:
         if self.adapter is not None:
             from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
+            # merged, the update of an embedding would also be that of a head tied to it
+            model = PeftModel.from_pretrained(model, self.adapter).get_base_model()
         return model.eval()
 
     @cached_property

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
 from tests.modeling.tiny_models import reference_model
 from tests.tiny import tokenizers
 from tests.tiny.decoders import LLAMA
@@ -25,6 +27,7 @@ from ortolan.export.witness import child, depth, publisher
 from ortolan.export.witness.ask import ask
 from ortolan.export.witness.brief import Brief
 from ortolan.export.witness.shallow import least_layers
+from ortolan.modeling.checkpoint import adapter as adapter_reader
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.runtime.bundle.witness import Agreement, Witness
 from ortolan.runtime.machine.python_process import python_process
@@ -179,6 +182,34 @@ def test_a_rounded_cache_is_no_difference(with_rounded_cache: Tiny, here: None) 
     topics = by_topic(with_rounded_cache.ask())
     assert topics["logits"].agreed == 4
     assert "completions" not in topics
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of tied weights, and uses deprecated names
+@pytest.mark.parametrize("scale", [1.0, 1.05], ids=["right", "wrong"])
+def test_an_adapter_is_read_by_peft(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    base = reference_model(ALIKE | {"tie_word_embeddings": True, "num_hidden_layers": 1})
+    base.save_pretrained(tmp_path / "base")
+    config: Any = peft.LoraConfig(target_modules=["q_proj", "embed_tokens"], r=2)
+    trained: Any = peft.get_peft_model(base, config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.normal_(0, 0.2) if parameter.requires_grad else None
+    trained.save_pretrained(str(tmp_path / "adapter"))
+    read = adapter_reader._scale
+    monkeypatch.setattr(adapter_reader, "_scale", lambda *values: scale * read(*values))
+    options = ExportOptions(adapter=tmp_path / "adapter")
+    ortolan.export(tmp_path / "base", tmp_path / "bundle", options=options)
+    model = open_exportable(tmp_path / "base", options)
+    if scale == 1.0:
+        witness = ask(tmp_path / "bundle", tmp_path / "base", model, options, elapsed_s=0.0)
+        assert by_topic(witness)["logits"].agreed == 4
+        assert by_topic(witness)["completions"].questions > 0
+    else:
+        with pytest.raises(WitnessError, match="differently: logits"):
+            ask(tmp_path / "bundle", tmp_path / "base", model, options, elapsed_s=0.0)
 
 
 def test_a_checkpoint_that_was_opened_and_its_name_in_a_cache(
