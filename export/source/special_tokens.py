@@ -22,6 +22,7 @@ NO_PAD = -1
 class _Generation(msgspec.Struct):
     """The fields that are read; older checkpoints have them in config.json."""
 
+    bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     decoder_start_token_id: int | None = None
     forced_bos_token_id: int | None = None
@@ -42,20 +43,21 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
             f"{GENERATION_CONFIG}: a bundle holds one forced_eos_token_id, and bad_words_ids of "
             "one token each. Remove the others."
         )
+    bos = own.bos if generation.bos_token_id is None else generation.bos_token_id
     start, first = None, None
     if own.start is not None:
         start, first = generation.decoder_start_token_id, generation.forced_bos_token_id
         start = own.start if start is None else start
-        first = own.bos if generation.force_bos_token_to_be_generated else first
+        first = bos if generation.force_bos_token_to_be_generated else first
     ends = eos or own.eos
     # As in transformers, an EOS is never a bad word.
     bad = {word[0] for word in words} - set(ends)
     suppressed = sorted(bad | set(generation.suppress_tokens or ()))
     begin = tuple(sorted(set(generation.begin_suppress_tokens or ())))
     pad = None if own.pad == NO_PAD else own.pad
-    _check(vocab_size, (own.bos, pad, *ends, start, first, *last, *suppressed, *begin))
+    _check(vocab_size, (bos, pad, *ends, start, first, *last, *suppressed, *begin))
     return Tokens(
-        bos=own.bos,
+        bos=bos,
         eos=ends,
         pad=pad,
         start=start,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import UNKNOWN, Answer
+from ortolan.export.witness.compare import UNKNOWN, Answer, Either
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
 from ortolan.runtime.generation.recommended import recommendation
@@ -60,7 +60,11 @@ def theirs(publisher: Publisher, name: str) -> Answer:
     if name == SAMPLING:
         return _sampling(generation) if has_file else UNKNOWN
     if name == "bos":
-        return UNKNOWN if generation.bos_token_id is None else generation.bos_token_id
+        bos = generation.bos_token_id
+        if bos is None:
+            return UNKNOWN
+        # without a file, that of the config's class counts too
+        return bos if has_file else Either(bos, lambda: None)
     if name == "suppressed":
         bad = generation.bad_words_ids or ()
         words = {word[0] for word in bad} - set(_ids(generation.eos_token_id))

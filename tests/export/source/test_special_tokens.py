@@ -53,6 +53,13 @@ def test_eos_comes_from_the_config_if_generation_config_has_none(
     assert read(tmp_path, generation_config=values) == Tokens(bos=0, eos=eos, pad=1)
 
 
+@pytest.mark.parametrize(("values", "bos"), [({}, 0), ({"bos_token_id": 3}, 3)])
+def test_bos_comes_from_the_config_if_generation_config_has_none(
+    values: dict[str, object], bos: int, tmp_path: Path
+) -> None:
+    assert read(tmp_path, generation_config=values).bos == bos
+
+
 def test_a_padding_of_minus_one_is_none(tmp_path: Path) -> None:
     assert read(tmp_path, Tokens(bos=0, eos=(2,), pad=-1)) == Tokens(bos=0, eos=(2,))
 
