@@ -20,6 +20,8 @@ SHOWN = 60
 SMALLEST = 1e-30
 """Replaces the largest number of an answer of zeros."""
 
+ALONE = 1.0
+"""Replaces a number that is alone if that is smaller: a probability is one of several."""
 
 UNKNOWN: Answer = object()
 """Answer of the publisher's code where it does not say."""
@@ -97,7 +99,9 @@ class Comparison:
             ours = list(ours)[: len(theirs)]
             theirs = list(theirs)
         if isinstance(theirs, float | np.ndarray):
-            self._numbers(np.asarray(ours, np.float64), np.asarray(theirs, np.float64), where)
+            least = ALONE if isinstance(theirs, float) else SMALLEST
+            numbers = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+            self._numbers(*numbers, where, least)
         elif isinstance(theirs, Mapping) and isinstance(ours, Mapping):
             for key in dict.fromkeys((*theirs, *ours)):
                 place = f"{where}.{key}" if where else str(key)
@@ -113,7 +117,7 @@ class Comparison:
         elif ours != theirs:
             self._differ(where, *_cut(ours, theirs))
 
-    def _numbers(self, ours: Any, theirs: Any, where: str) -> None:
+    def _numbers(self, ours: Any, theirs: Any, where: str, least: float) -> None:
         if ours.shape != theirs.shape:
             self._differ(where, f"shape {ours.shape}", f"{theirs.shape}")
             return
@@ -123,7 +127,7 @@ class Comparison:
             gaps = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
         finite = theirs[np.isfinite(theirs)]
         scale = float(np.abs(finite).max()) if finite.size else 0.0
-        error = float(gaps.max()) / max(scale, SMALLEST)
+        error = float(gaps.max()) / max(scale, least)
         error = error if np.isfinite(error) else np.inf
         self.largest = max(error, self.largest or 0.0)
         if error > self.tolerance:
