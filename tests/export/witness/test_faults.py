@@ -24,7 +24,8 @@ from ortolan.runtime.bundle.manifest import NAME
 
 TEMPLATE = """{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
 <tool>{{ m.role }}: {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}
-{{- m.content | trim }}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}
+{{- m.content | tojson if m.role == "tool" else m.content | trim }}
+{%- for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}
 {%- endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<tool>assistant: {% endif %}"""
 
 GENERATION = {
