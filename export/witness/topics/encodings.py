@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import ImageClassificationPipeline, ZeroShotImageClassificationPipeline
 
+from ortolan.export.options import WitnessTopic
 from ortolan.export.witness import media
 from ortolan.export.witness.bundled import FLOAT32, REFERENCE, Bundled
 from ortolan.export.witness.compare import Answer
@@ -23,12 +24,16 @@ from ortolan.export.witness.sources import picture, probe_source, publisher_inpu
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import kept, of_reference
 from ortolan.export.witness.topics.media_inputs import pictures, sounds
+from ortolan.runtime.bundle.folder import open_part
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.sound_sources import WaveSource
 from ortolan.runtime.verification.certificate import Logits, kept_positions
 
 MOST_PICTURES = 3
 """Pictures with answers of their own; the others only differ in how they are read."""
+
+FIND: Mapping[str, Callable[[Bundled], Mapping[str, Any]]] = {"images": pictures, "sounds": sounds}
+"""Questions by medium."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +57,19 @@ class Question:
     top_ids: Any = None
 
 
-def questions(
-    find: Callable[[Bundled], Mapping[str, Any]], bundled: Bundled
-) -> Mapping[str, Question]:
-    """Media, or probes of the certificate where weights are rounded."""
-    asked, manifest = find(bundled), bundled.manifest
-    if manifest.kind != "encoder" or not asked:
+def questions(medium: str, bundled: Bundled) -> Mapping[str, Question]:
+    """Media, or probes of the certificate where weights are rounded or images must fit."""
+    manifest, source = bundled.manifest, bundled.reads
+    if manifest.kind != "encoder" or source is None or source.medium != medium:
         return {}
-    kind = manifest.output_kind.name
-    if not bundled.has_exact_numbers:
+    asked, kind = FIND[medium](bundled), manifest.output_kind.name
+    if not bundled.has_exact_numbers or not asked:
         return _probes(bundled, kind)
     whole = {name: own for name, own in asked.items() if _fits(bundled, own)}
     found = {
         name: Question(value=own, kind=kind) for name, own in islice(whole.items(), MOST_PICTURES)
     }
-    if manifest.texts is not None:
+    if manifest.texts is not None and open_part(bundled.bundle, "texts").manifest.tokenizer:
         name, own = next(iter(asked.items()))
         found[f"words for {name}"] = Question(value=own, kind=kind, words=media.LABELS)
     return found
@@ -181,11 +184,11 @@ def _named(scores: Any) -> Answer:
     }
 
 
-def _topic(name: Any, find: Callable[[Bundled], Mapping[str, Any]]) -> Topic:
-    ask = partial(questions, find)
+def _topic(name: WitnessTopic) -> Topic:
+    ask = partial(questions, name)
     return Topic(
         name=name, questions=ask, ours=ours, theirs=theirs, tolerance=FLOAT32, explain=explain
     )
 
 
-IMAGES, SOUNDS = _topic("images", pictures), _topic("sounds", sounds)
+IMAGES, SOUNDS = _topic("images"), _topic("sounds")

@@ -4,6 +4,7 @@ Rounded weights do not change them, so they are compared in bundles of every pre
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ortolan.export.witness.topic import Topic
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.source import PATCHES
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import read_chunks, read_parts, read_samples, wave_of
 from ortolan.runtime.inputs.readers import patch_feeds, read_image
 from ortolan.runtime.inputs.tiles import cut
@@ -28,8 +30,15 @@ LEVELS = 1.1
 
 
 def pictures(bundled: Bundled) -> Mapping[str, Any]:
-    """Pictures, for a model that reads them."""
-    return media.PICTURES if isinstance(bundled.reads, ImageSource | PatchSource) else {}
+    """Pictures that a model reads; it may refuse narrow ones, or all that need another size."""
+    if not isinstance(bundled.reads, ImageSource | PatchSource):
+        return {}
+    found = {}
+    for name, pixels in media.PICTURES.items():
+        with suppress(InputError):
+            our_pixels(bundled, pixels)
+            found[name] = pixels
+    return found
 
 
 def our_pixels(bundled: Bundled, pixels: Any) -> Answer:
