@@ -13,6 +13,9 @@ from ortolan.runtime.errors import ChatError, ChatTemplateError
 
 REFUSED = "refused by the template"
 
+READS_TOOLS = re.compile(r"""(?<![\w."'])tools(?![\w"'])""")
+"""The variable, which is not a field of messages."""
+
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
     """Conversations, with what the template reads beyond texts."""
@@ -28,7 +31,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     asked["a begun answer"] = {"messages": BEGUN, "continue_final_message": True}
     if "reasoning_content" in source or "thinking" in source:
         asked["reasoning"] = {"messages": REASONED}
-    if "tools" in source:
+    if READS_TOOLS.search(source):
         asked["tools"] = {"messages": CONVERSATIONS["a question"], "tools": TOOLS}
         if "tool_calls" in source:
             asked["a call and its result"] = {"messages": CALLED, "tools": TOOLS}
