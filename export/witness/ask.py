@@ -67,7 +67,7 @@ def ask(
     if find_spec("transformers") is None:
         return Witness(unasked="transformers is not installed")
     files, memory = _files(source, options.adapter), available_memory()
-    findings: list[Finding] = []
+    findings, total = list[Finding](), len(NAMES)
     with tempfile.TemporaryDirectory() as temporary:
         first_layers = Path(temporary) / "first_layers"
         brief = Brief(
@@ -84,7 +84,8 @@ def ask(
             mapped=files.size,
         )
         for finding in run(brief, max(SECONDS, SHARE * elapsed_s)):
-            progress("witness", len(findings), len(NAMES), finding.topic)
+            total = len(finding.plan) or total
+            progress("witness", sum(bool(own.topic) for own in findings), total, finding.topic)
             if not finding.topic and finding.layers is not None:
                 write_first_layers(first_layers, model, finding.layers)
             findings.append(finding)

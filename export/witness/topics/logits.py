@@ -20,6 +20,10 @@ from ortolan.runtime.verification.certificate import Logits, kept_positions
 MOST_TOKENS = 256
 """Longer probes, those of windows and whole contexts, would take too long in PyTorch."""
 
+LARGE_BYTES, MOST_OF_LARGE = 1 << 30, 64
+"""Bytes of weights from which probes have fewer tokens, as with a billion parameters one of 160
+takes several seconds on two cores."""
+
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
     """Probes of the certificate, with the tokens whose logits it keeps."""
@@ -29,12 +33,13 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     reference = certificate.reference
     if not isinstance(reference, Logits):
         return {}
+    most = MOST_TOKENS if bundled.weight_bytes < LARGE_BYTES else MOST_OF_LARGE
     asked, row = {}, 0
     for number, probe in enumerate(certificate.probes):
         positions = kept_positions(probe.length, certificate.output)
         rows = slice(row, row + len(positions))
         row += len(positions)
-        if probe.features or probe.length > MOST_TOKENS:
+        if probe.features or probe.length > most:
             continue  # vectors of images have a topic of their own
         ids = certificate.ids(number)
         if bundled.manifest.source is not None:
