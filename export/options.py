@@ -19,8 +19,8 @@ Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 WitnessTopic = Literal[
     "special tokens", "texts", "offsets", "chats", "vocabulary", "inputs", "image inputs",
-    "sound inputs", "logits", "outputs", "images", "sounds", "embeddings", "labels", "entities",
-    "answers", "blanks", "completions", "media prompts", "transcripts",
+    "sound inputs", "logits", "outputs", "images", "sounds", "media vectors", "embeddings",
+    "labels", "entities", "answers", "blanks", "completions", "media prompts", "transcripts",
 ]  # fmt: skip
 
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -14,6 +14,7 @@ from ortolan.export.witness.topics.labels import LABELS
 from ortolan.export.witness.topics.logits import LOGITS
 from ortolan.export.witness.topics.media_inputs import IMAGE_INPUTS, SOUND_INPUTS
 from ortolan.export.witness.topics.media_prompts import MEDIA_PROMPTS
+from ortolan.export.witness.topics.media_vectors import MEDIA_VECTORS
 from ortolan.export.witness.topics.outputs import OUTPUTS
 from ortolan.export.witness.topics.texts import OFFSETS, TEXTS
 from ortolan.export.witness.topics.transcripts import TRANSCRIPTS
@@ -21,6 +22,6 @@ from ortolan.export.witness.topics.vocabulary import VOCABULARY
 
 TOPICS: tuple[Topic, ...] = (
     *(ENDS, TEXTS, OFFSETS, CHATS, VOCABULARY, INPUTS, IMAGE_INPUTS, SOUND_INPUTS),
-    *(LOGITS, OUTPUTS, IMAGES, SOUNDS),
+    *(LOGITS, OUTPUTS, IMAGES, SOUNDS, MEDIA_VECTORS),
     *(EMBEDDINGS, LABELS, ENTITIES, ANSWERS, BLANKS, COMPLETIONS, MEDIA_PROMPTS, TRANSCRIPTS),
 )

@@ -55,8 +55,13 @@ LLAVA = {"patch_size": 2, "vision_feature_select_strategy": "default"} | {
     "num_additional_image_tokens": 1,
 }
 
-ONE_TEXT = {"logits": 4, "completions": 2, "media prompts": 3}
-"""Answers about a decoder."""
+OF_BOTH = {"logits": 4, "completions": 2, "media prompts": 3}
+
+OF_SOUNDS, OF_IMAGES = (
+    {"sound inputs": 2} | OF_BOTH,
+    {"image inputs": 6, "media vectors": 8} | OF_BOTH,
+)
+"""Answers about decoders that read sounds or images."""
 
 SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
     "image labels": (_case("image labels"), {"image inputs": 6, "images": 3}),
@@ -83,13 +88,13 @@ SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
     ),
     "llava": (
         _case("llava", processor_config=LLAVA, tokenizer_config=_named(image_token="<image>")),
-        ONE_TEXT | {"image inputs": 6},
+        OF_IMAGES,
     ),
-    "an old llava": (_case("llava", tokenizer_config=PLAIN), ONE_TEXT | {"image inputs": 6}),
+    "an old llava": (_case("llava", tokenizer_config=PLAIN), OF_IMAGES),
     "an old whisper": (_write_old_whisper, {"sound inputs": 2, "logits": 3, "transcripts": 2}),
     "idefics3": (
         _case("idefics3", processor_config={"image_seq_len": 4}, tokenizer_config=PLAIN),
-        ONE_TEXT | {"image inputs": 6},
+        OF_IMAGES,
     ),
     "gemma3, all tokens kept": (
         _case(
@@ -101,7 +106,7 @@ SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
                 image_token="<image_soft_token>",
             ),
         ),
-        ONE_TEXT | {"image inputs": 6},
+        OF_IMAGES,
     ),
     "qwen3_asr": (
         _case(
@@ -112,7 +117,7 @@ SAVED: dict[str, tuple[Callable[[Path], Any], dict[str, int]]] = {
                 audio_eos_token="<|audio_end|>",
             ),
         ),
-        ONE_TEXT | {"sound inputs": 2},
+        OF_SOUNDS,
     ),
 }
 """How a checkpoint is saved, and the number of answers by topic."""
@@ -235,6 +240,20 @@ def test_sounds_of_rounded_weights(exported: Callable[..., Path], name: str) -> 
     found = agreed(exported(name, "int8"), *topics, bundle="int8")
     assert list(found) == [*topics[:2]]
     assert min(found.values()) >= 2
+
+
+@pytest.mark.slow
+def test_a_misread_encoder_of_a_decoder_with_rounded_weights_is_found(
+    exported: Callable[..., Path],
+) -> None:
+    folder = exported("llava", "int8")
+    topics = "image inputs", "media vectors", "logits"
+    assert agreed(folder, *topics, bundle="int8") == {name: OF_IMAGES[name] for name in topics}
+    config = folder / SOURCE / CONFIG
+    vision = json.loads(config.read_text())["vision_config"]
+    with misread(config, vision_config=vision | {"hidden_act": "gelu"}):
+        found = differing(folder, "int8")
+    assert [name for name in topics if name in found] == ["media vectors"]
 
 
 def test_wrong_mel_filters_are_found(
