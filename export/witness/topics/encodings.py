@@ -26,8 +26,9 @@ from ortolan.export.witness.topics.logits import kept, of_reference
 from ortolan.export.witness.topics.media_inputs import pictures, sounds
 from ortolan.runtime.bundle.folder import open_part
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
+from ortolan.runtime.bundle.parts import TEXT
 from ortolan.runtime.bundle.sound_sources import WaveSource
-from ortolan.runtime.verification.certificate import Logits, kept_positions
+from ortolan.runtime.verification.certificate import Logits, Vectors, kept_positions
 
 MOST_PICTURES = 3
 """Pictures with answers of their own; the others only differ in how they are read."""
@@ -47,6 +48,7 @@ class Question:
         row: of the certificate's reference, to compare with; None to ask the bundle itself.
         positions: of the rows that the certificate keeps.
         top_ids: ids of the logits that it keeps.
+        embedding: of a text, from the certificate of its encoder; the value is then token ids.
     """
 
     value: Any
@@ -55,6 +57,7 @@ class Question:
     row: slice | None = None
     positions: Sequence[int] = ()
     top_ids: Any = None
+    embedding: Any = None
 
 
 def questions(medium: str, bundled: Bundled) -> Mapping[str, Question]:
@@ -64,7 +67,7 @@ def questions(medium: str, bundled: Bundled) -> Mapping[str, Question]:
         return {}
     asked, kind = FIND[medium](bundled), manifest.output_kind.name
     if not bundled.has_exact_numbers or not asked:
-        return _probes(bundled, kind)
+        return {**_probes(bundled, kind), **_texts(bundled)}
     whole = {name: own for name, own in asked.items() if _fits(bundled, own)}
     found = {
         name: Question(value=own, kind=kind) for name, own in islice(whole.items(), MOST_PICTURES)
@@ -101,8 +104,25 @@ def _probes(bundled: Bundled, kind: str) -> Mapping[str, Question]:
     return found
 
 
+def _texts(bundled: Bundled) -> Mapping[str, Question]:
+    """Probes of the encoder of the texts that images are compared with."""
+    if bundled.manifest.texts is None:
+        return {}
+    certificate = Bundled(bundled.bundle.path / TEXT).certificate
+    reference = certificate.reference
+    assert isinstance(reference, Vectors)
+    return {
+        f"a text of {probe.length} tokens": Question(
+            value=certificate.ids(number), kind="embedding", embedding=reference.values[number]
+        )
+        for number, probe in enumerate(certificate.probes)
+    }
+
+
 def ours(bundled: Bundled, question: Question) -> Answer:
     """The answer of the bundle, or of the reference of its certificate."""
+    if question.embedding is not None:
+        return question.embedding
     if question.row is not None:
         reference, rows = bundled.certificate.reference, question.row
         if isinstance(reference, Logits):
@@ -126,6 +146,10 @@ def theirs(publisher: Publisher, question: Question) -> Answer:
     model = publisher.model
     if question.words:
         return _chosen(publisher, question)
+    if question.embedding is not None:
+        output = model.get_text_features(input_ids=torch.tensor([question.value]))
+        vectors = getattr(output, "pooler_output", output)
+        return torch.nn.functional.normalize(vectors, dim=-1)[0].numpy()
     is_probe = question.row is not None
     inputs = dict(publisher_inputs(publisher, question.value, is_probe=is_probe))
     if hasattr(model, "logit_scale"):
@@ -152,7 +176,8 @@ def theirs(publisher: Publisher, question: Question) -> Answer:
 
 def explain(bundled: Bundled, publisher: Publisher, question: Question) -> str | None:
     """The first layer whose output differs, for pictures of one size and waves."""
-    if question.words or not isinstance(bundled.reads, ImageSource | WaveSource):
+    is_of_text = bool(question.words) or question.embedding is not None
+    if is_of_text or not isinstance(bundled.reads, ImageSource | WaveSource):
         return None
     inputs = publisher_inputs(publisher, question.value, is_probe=question.row is not None)
     (values,) = inputs["pixel_values" if "pixel_values" in inputs else "input_values"]
