@@ -17,6 +17,9 @@ from ortolan.runtime.engine.threads import physical_cores
 START_S = 14.0
 """Seconds of an export without its weights: start, traces, first use of each kernel."""
 
+WITNESS_S = 8.0
+"""Seconds in which the witness imports its libraries and answers about a small model."""
+
 WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "gptq": 300.0}
 """Nanoseconds per weight on one core, with reference and verification; see `seconds_of`."""
 
@@ -44,7 +47,8 @@ def seconds_of(model: Exportable, plan: Plan, *, writes: bool, flops: float) -> 
     weight_ns = _weight_ns(model, quantization, writes) * count(model.module)
     part_ns = WEIGHT_NS[None if quantization is None else "rtn"]
     weight_ns += sum(part_ns * count(part.module) for part in model.parts.values())
-    whole = START_S + 1e-9 * weight_ns / min(physical_cores(), MOST_CORES)
+    start_s = START_S + WITNESS_S * plan.options.witness
+    whole = start_s + 1e-9 * weight_ns / min(physical_cores(), MOST_CORES)
     return round(REFERENCE_FLOPS / flops * whole, 1)
 
 

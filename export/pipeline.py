@@ -38,7 +38,7 @@ from ortolan.export.source import Source, open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.windows import with_windows
-from ortolan.export.witness.ask import ask, check_accepted
+from ortolan.export.witness.ask import ask
 from ortolan.export.write import derived, trace, write
 from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
@@ -103,11 +103,8 @@ def export(
     """
     started = time.monotonic()
     return_large_memory()
-    check_accepted(options.accept_difference)
     report = progress or silent
-    source = located(source, revision=revision, via=options.via, progress=progress)
-    if options.adapter is not None:
-        options = replace(options, adapter=located_adapter(options.adapter))
+    source, options = _located(source, revision, options, progress)
     model = _open(source, max_context, options, reference)
     plan = _plan(model, precision, device, options)
     if warn is not None:
@@ -117,23 +114,34 @@ def export(
         model.check()
     data = _read_data(model, plan, calibration)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
-        if progress is not None and plan.auto is None:
-            expected_s = seconds_of(model, plan, writes=data.file is None, flops=core_flops())
-            progress(ESTIMATE, 0, round(expected_s))
+        if progress is not None:
+            _estimate(model, plan, data, progress)
         manifest = _build(folder, model, plan, data, report)
-        elapsed_s = time.monotonic() - started
-        witness = ask(
-            folder,
-            source,
-            model,
-            options,
-            max_context=max_context,
-            elapsed_s=elapsed_s,
-            progress=report,
-        )
+        took_s = time.monotonic() - started
+        witness = ask(folder, source, model, options, max_context, took_s, progress=report)
         write_manifest(folder, msgspec.structs.replace(manifest, witness=witness))
-    bundle = open_bundle(out)
-    # what was made here needs no first load in a subprocess
+    return _remembered(open_bundle(out))
+
+
+def _located(
+    source: Source, revision: str | None, options: ExportOptions, progress: Progress | None
+) -> tuple[Source, ExportOptions]:
+    """Fetch the source and the adapter, where they are names on the Hub."""
+    source = located(source, revision=revision, via=options.via, progress=progress)
+    if options.adapter is not None:
+        options = replace(options, adapter=located_adapter(options.adapter))
+    return source, options
+
+
+def _estimate(model: Exportable, plan: Plan, data: Data, progress: Progress) -> None:
+    """Tell how long the work will take, where its steps are known."""
+    if plan.auto is None:
+        expected_s = seconds_of(model, plan, writes=data.file is None, flops=core_flops())
+        progress(ESTIMATE, 0, round(expected_s))
+
+
+def _remembered(bundle: Bundle) -> Bundle:
+    """Remember that a bundle was made here, so that it needs no first load in a subprocess."""
     for made in (bundle, *open_parts(bundle).values()):
         remember(made, stamps(made.path), onnxruntime=onnxruntime_version())
     return bundle

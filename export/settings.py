@@ -22,6 +22,7 @@ from ortolan.export.options import (
     PrecisionName,
     PrefillPrecision,
     Proof,
+    WitnessTopic,
 )
 from ortolan.runtime.bundle.kinds import (
     BOTH_WAYS,
@@ -260,6 +261,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("prefill_precision", options.prefill_precision, (None, *get_args(PrefillPrecision))),
         ("cache", options.cache, get_args(Cache)),
         ("proof", options.proof, get_args(Proof)),
+        *(("accept_difference", own, get_args(WitnessTopic)) for own in options.accept_difference),
     ):
         if value not in choices:
             raise not_among(name, value, choices)

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from ortolan.export.errors import WitnessError, not_among
+from ortolan.export.errors import WitnessError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions, WitnessTopic
 from ortolan.export.progress import Progress, silent
@@ -41,9 +41,9 @@ def ask(
     source: Source,
     model: Exportable,
     options: ExportOptions,
-    *,
     max_context: int | None = None,
-    elapsed_s: float,
+    elapsed_s: float = 0.0,
+    *,
     progress: Progress = silent,
 ) -> Witness:
     """Ask the publisher's code what it makes of the checkpoint that a bundle was exported from.
@@ -227,10 +227,3 @@ def _files(source: str | Path | Checkpoint, adapter: str | Path | None) -> _File
         adapter=None if merged is None else str(merged.folder.absolute()),
         size=sum(file.stat().st_size for file in files),
     )
-
-
-def check_accepted(topics: tuple[str, ...]) -> None:
-    """Reject names of topics that do not exist."""
-    for topic in topics:
-        if topic not in NAMES:
-            raise not_among("accept_difference", topic, NAMES)

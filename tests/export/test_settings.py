@@ -266,6 +266,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "unknown attention": {"options": ExportOptions(attention=OTHER)},
     "an unknown cache": {"options": ExportOptions(cache=OTHER)},
     "an unknown proof": {"options": ExportOptions(proof=OTHER)},
+    "an unknown topic": {"options": ExportOptions(accept_difference=(OTHER,))},
     "a negative limit": {"options": ExportOptions(max_kl=-1.0)},
     "an infinite limit": {"options": ExportOptions(max_kl=float("inf"))},
     "nodes on the cpu of the cpu": {"options": ExportOptions(allow_cpu_nodes=True)},

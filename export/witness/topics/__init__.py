@@ -1,4 +1,4 @@
-"""Everything that is asked, cheapest first: a budget that ends early has asked the most."""
+"""Everything that is asked, in an order in which a budget that ends early has asked the most."""
 
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.answers import ANSWERS
@@ -21,7 +21,7 @@ from ortolan.export.witness.topics.transcripts import TRANSCRIPTS
 from ortolan.export.witness.topics.vocabulary import VOCABULARY
 
 TOPICS: tuple[Topic, ...] = (
-    *(ENDS, TEXTS, OFFSETS, CHATS, VOCABULARY, INPUTS, IMAGE_INPUTS, SOUND_INPUTS),
-    *(LOGITS, OUTPUTS, IMAGES, SOUNDS, MEDIA_VECTORS),
+    *(ENDS, TEXTS, CHATS, INPUTS, IMAGE_INPUTS, SOUND_INPUTS),
+    *(LOGITS, OUTPUTS, IMAGES, SOUNDS, MEDIA_VECTORS, OFFSETS, VOCABULARY),
     *(EMBEDDINGS, LABELS, ENTITIES, ANSWERS, BLANKS, COMPLETIONS, MEDIA_PROMPTS, TRANSCRIPTS),
 )
