@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tests.cases import (
     Case,
@@ -42,6 +42,7 @@ CASES: tuple[Case, ...] = (
 )
 
 ELSEWHERE = {
+    "option accept_difference": "export/witness/test_verdict.py",
     "option accept_unknown": "export/test_pipeline.py",
     "option adapter": "export/test_adapter.py",
     "option allow_cpu_nodes": "export/test_cuda.py",
@@ -54,6 +55,7 @@ ELSEWHERE = {
     "option tokenizer": "cases/test_encoders.py",
     "option via=family": "export/source/transformers/test_open.py",
     "option via=transformers": "export/source/transformers/test_open.py",
+    "option witness": "export/witness/test_verdict.py",
     "device web": "end_to_end/test_site.py",
     "precision bf16": "export/test_cuda.py",
 }
@@ -74,6 +76,8 @@ def everything() -> set[str]:
 
 def _choices(hint: Any) -> set[str]:
     """Words of a `Literal`, or of a union with one."""
+    if get_origin(hint) is tuple:
+        return set()
     words = {
         word for part in get_args(hint) if not isinstance(part, str) for word in _choices(part)
     }

@@ -194,7 +194,7 @@ def test_a_stream_without_news_sends_comments(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("timeout_s", "choices"), [(60.0, 4), (0.1, 100)])
+@pytest.mark.parametrize(("timeout_s", "choices"), [(60.0, 4), (0.1, 250)])
 def test_a_stop_finishes_what_ends_in_time_and_ends_the_rest_with_an_error(
     bundles: dict[str, Path],
     stream: bool,
@@ -203,7 +203,7 @@ def test_a_stop_finishes_what_ends_in_time_and_ends_the_rest_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = {**LONG, "n": choices, "stream": stream}
-    options: dict[str, Any] = {"slots": 1, "queue": 200}
+    options: dict[str, Any] = {"slots": 1, "queue": 300}
     with ThreadPoolExecutor(1) as thread, caplog.at_level(logging.INFO, "ortolan.server.access"):
         with serving_fp32(bundles, shutdown_timeout_s=timeout_s, serve=options) as server:
             answer = thread.submit(server.call, "POST", PATH, json=body)

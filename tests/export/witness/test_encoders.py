@@ -66,7 +66,7 @@ ASKED: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", ASKED)
 def test_bundles_agree(name: str, exported: Exported) -> None:
     found = findings(*exported(name))
-    assert list(found) == ["texts", "offsets", "vocabulary", "inputs", "outputs", *ASKED[name]]
+    assert list(found) == ["texts", "inputs", "outputs", "offsets", "vocabulary", *ASKED[name]]
     for finding in found.values():
         assert finding.first is None
         assert finding.unasked is None
