@@ -135,7 +135,7 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
                 topic=finding.topic,
                 questions=finding.questions,
                 agreed=finding.agreed,
-                largest=finding.largest,
+                largest=None if finding.largest is None else float(f"{finding.largest:.1e}"),
                 unasked=finding.unasked,
             )
             for finding in topics

@@ -20,7 +20,7 @@
 static const char known_fields[] =
     "schema kind precision attention devices context_length vocab_size graphs states weights "
     "tokens tokenizer certificate files provenance prefill_precision quantized source output "
-    "attention_maps foreign_operators unverified quality host";
+    "attention_maps foreign_operators unverified quality witness host";
 
 /* --- files --- */
 

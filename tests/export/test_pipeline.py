@@ -26,6 +26,7 @@ from ortolan.export.source import family
 from ortolan.export.source.family import trace_graph
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
+from ortolan.export.witness.ask import ask
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import GraphError, open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
@@ -213,6 +214,7 @@ def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_see
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "another" / "place"
     monkeypatch.setattr(family, "trace_graph", trace_graph)  # without its cache
+    monkeypatch.setattr(pipeline, "ask", ask)
     ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],
