@@ -137,7 +137,7 @@ def test_a_request_without_room_drops_models_that_no_other_uses(
 
 
 def test_a_request_that_is_accepted_after_its_client_has_left_is_cancelled(
-    small: LiveServer, monkeypatch: pytest.MonkeyPatch
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit, may_go_on = Service.submit, threading.Event()
 
@@ -146,12 +146,14 @@ def test_a_request_that_is_accepted_after_its_client_has_left_is_cancelled(
         return submit(self, *args, **options)
 
     monkeypatch.setattr(Service, "submit", slow)
-    with pytest.raises(httpx2.ReadTimeout):
-        small.call("POST", PATH, json=LONG, timeout=0.3)
-    wait_until(lambda: not small.connections)
-    may_go_on.set()
-    wait_until(lambda: not small.tasks and stats(small).running + stats(small).waiting == 0)
-    assert stats(small).new_tokens < LONG["max_tokens"]
+    with serving_fp32(bundles, serve={"slots": 2, "queue": 50}) as server:
+        with pytest.raises(httpx2.ReadTimeout):
+            server.call("POST", PATH, json={**LONG, "n": 50}, timeout=0.3)
+        wait_until(lambda: not server.connections)
+        may_go_on.set()
+        wait_until(lambda: not server.tasks and stats(server).running + stats(server).waiting == 0)
+        assert not stats(server).refused
+        assert stats(server).new_tokens < 50 * LONG["max_tokens"]
 
 
 def test_a_load_blocks_no_other_model_and_survives_its_client(
