@@ -126,7 +126,7 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
             )
     if not any(finding.questions for finding in topics):
         reasons = [finding.unasked for finding in topics if finding.unasked]
-        return Witness(unasked=reasons[0] if reasons else "there was nothing to ask")
+        return Witness(unasked=_cut(reasons[0]) if reasons else "there was nothing to ask")
     return Witness(
         by=by,
         layers=layers,
@@ -136,11 +136,16 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
                 questions=finding.questions,
                 agreed=finding.agreed,
                 largest=None if finding.largest is None else float(f"{finding.largest:.1e}"),
-                unasked=finding.unasked,
+                unasked=finding.unasked and _cut(finding.unasked),
             )
             for finding in topics
         ),
     )
+
+
+def _cut(reason: str) -> str:
+    """As much of a library's message as a manifest holds."""
+    return reason[:MAX_LABEL_LENGTH]
 
 
 def run(brief: Brief, seconds: float) -> Iterator[Finding]:
@@ -179,15 +184,15 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
         else:
             return
         missing = f": {', '.join(rest)} not asked" if rest else ""
-        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}"[:MAX_LABEL_LENGTH])
+        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}")
 
 
 class _Limit:
-    """A timer that ends something, and knows whether it did.
+    """A timer that calls a function once, and knows whether it did.
 
     Attributes:
-        seconds: until it is over.
-        is_over: whether that was so.
+        seconds: delay before the call.
+        is_over: whether the function was called.
     """
 
     def __init__(self, seconds: float, end: Callable[[], None]) -> None:
@@ -200,7 +205,7 @@ class _Limit:
         self._end()
 
     def stop(self) -> None:
-        """Leave it running."""
+        """Cancel the timer."""
         self._timer.cancel()
 
 

@@ -1,10 +1,10 @@
-"""What an export tells the subprocess of its witness, and what that finds."""
+"""The request to the subprocess of a witness, and its findings."""
 
 import msgspec
 
 
 class Brief(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compare.
+    """A bundle, and the files that it was exported from.
 
     Attributes:
         bundle: folder of the new bundle.

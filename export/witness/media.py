@@ -1,4 +1,4 @@
-"""Made-up pictures and sounds that are asked about: data."""
+"""Made-up pictures and sounds of the questions: data."""
 
 from collections.abc import Mapping
 

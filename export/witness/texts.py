@@ -1,4 +1,4 @@
-"""Texts and conversations that are asked about: data."""
+"""Texts and conversations of the questions: data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

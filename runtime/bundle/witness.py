@@ -13,7 +13,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Label, Record
 
 MAX_TOPICS = 32
-"""Topics of a witness; exports ask about ten."""
+"""Topics of a witness; exports ask about 21 at most."""
 
 Topics = Annotated[tuple["Agreement", ...], Meta(max_length=MAX_TOPICS)]
 Count = Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)]

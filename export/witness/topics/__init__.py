@@ -7,7 +7,6 @@ from ortolan.export.witness.topics.chats import CHATS
 from ortolan.export.witness.topics.completions import COMPLETIONS
 from ortolan.export.witness.topics.embeddings import EMBEDDINGS
 from ortolan.export.witness.topics.encodings import IMAGES, SOUNDS
-from ortolan.export.witness.topics.ends import ENDS
 from ortolan.export.witness.topics.entities import ENTITIES
 from ortolan.export.witness.topics.inputs import INPUTS
 from ortolan.export.witness.topics.labels import LABELS
@@ -16,12 +15,13 @@ from ortolan.export.witness.topics.media_inputs import IMAGE_INPUTS, SOUND_INPUT
 from ortolan.export.witness.topics.media_prompts import MEDIA_PROMPTS
 from ortolan.export.witness.topics.media_vectors import MEDIA_VECTORS
 from ortolan.export.witness.topics.outputs import OUTPUTS
+from ortolan.export.witness.topics.special_tokens import SPECIAL_TOKENS
 from ortolan.export.witness.topics.texts import OFFSETS, TEXTS
 from ortolan.export.witness.topics.transcripts import TRANSCRIPTS
 from ortolan.export.witness.topics.vocabulary import VOCABULARY
 
 TOPICS: tuple[Topic, ...] = (
-    *(ENDS, TEXTS, CHATS, INPUTS, IMAGE_INPUTS, SOUND_INPUTS),
+    *(SPECIAL_TOKENS, TEXTS, CHATS, INPUTS, IMAGE_INPUTS, SOUND_INPUTS),
     *(LOGITS, OUTPUTS, IMAGES, SOUNDS, MEDIA_VECTORS, OFFSETS, VOCABULARY),
     *(EMBEDDINGS, LABELS, ENTITIES, ANSWERS, BLANKS, COMPLETIONS, MEDIA_PROMPTS, TRANSCRIPTS),
 )

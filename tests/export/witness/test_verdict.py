@@ -1,7 +1,7 @@
 """What an export makes of the findings of its witness."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.modeling.tiny_models import reference_model
@@ -10,9 +10,11 @@ from tests.tiny.decoders import LLAMA
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import WitnessError
+from ortolan.export.options import WitnessTopic
 from ortolan.export.witness import ask as asking
 from ortolan.export.witness.brief import Finding
-from ortolan.runtime.bundle.witness import Agreement, Witness
+from ortolan.export.witness.topics import TOPICS
+from ortolan.runtime.bundle.witness import MAX_TOPICS, Agreement, Witness
 from ortolan.runtime.inspect.card import model_card
 from ortolan.runtime.inspect.description import describe
 
@@ -49,6 +51,24 @@ def test_agreement_is_in_the_manifest_and_shown(
     assert describe(bundle).witness == bundle.manifest.witness
     assert bundle.manifest.witness.summary == line
     assert f"witness: {line}\n" in model_card([bundle])
+
+
+def test_every_topic_is_a_choice_of_the_option() -> None:
+    assert {topic.name for topic in TOPICS} == set(get_args(WitnessTopic))
+    assert len(TOPICS) < MAX_TOPICS  # what was not asked takes one more
+
+
+@pytest.mark.parametrize("findings", [(SAME,), ()])
+def test_a_long_reason_is_cut(
+    findings: tuple[Finding, ...],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find(monkeypatch, *findings, Finding(topic="texts", by=BY, unasked="why " * 200))
+    witness = ortolan.export(checkpoint, tmp_path / "out").manifest.witness
+    assert witness is not None
+    assert "why why" in witness.summary
 
 
 def test_a_difference_rejects_the_bundle(

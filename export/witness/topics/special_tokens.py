@@ -111,4 +111,4 @@ def _ids(value: int | list[int] | None) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-ENDS = Topic(name="special tokens", questions=questions, ours=ours, theirs=theirs)
+SPECIAL_TOKENS = Topic(name="special tokens", questions=questions, ours=ours, theirs=theirs)
