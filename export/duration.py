@@ -17,8 +17,12 @@ from ortolan.runtime.engine.threads import physical_cores
 START_S = 14.0
 """Seconds of an export without its weights: start, traces, first use of each kernel."""
 
-WITNESS_S = 8.0
-"""Seconds in which the witness imports its libraries and answers about a small model."""
+WITNESS_S, WITNESS_NS = 5.0, 58.0
+"""Seconds in which the witness imports its libraries and answers about a tiny model, and
+nanoseconds that it takes longer for each weight."""
+
+WITNESS_LIMIT_S, WITNESS_SHARE = 20.0, 0.1
+"""Most seconds of a witness, or its largest share of the export, whichever is more."""
 
 WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "gptq": 300.0}
 """Nanoseconds per weight on one core, with reference and verification; see `seconds_of`."""
@@ -47,9 +51,15 @@ def seconds_of(model: Exportable, plan: Plan, *, writes: bool, flops: float) -> 
     weight_ns = _weight_ns(model, quantization, writes) * count(model.module)
     part_ns = WEIGHT_NS[None if quantization is None else "rtn"]
     weight_ns += sum(part_ns * count(part.module) for part in model.parts.values())
-    start_s = START_S + WITNESS_S * plan.options.witness
-    whole = start_s + 1e-9 * weight_ns / min(physical_cores(), MOST_CORES)
-    return round(REFERENCE_FLOPS / flops * whole, 1)
+    slowness = REFERENCE_FLOPS / flops
+    whole = slowness * (START_S + 1e-9 * weight_ns / min(physical_cores(), MOST_CORES))
+    asking = slowness * (WITNESS_S + 1e-9 * WITNESS_NS * count(model.module))
+    return round(whole + min(asking, witness_limit(whole)) * plan.options.witness, 1)
+
+
+def witness_limit(export_s: float) -> float:
+    """Most seconds that a witness may take, from the start of its process."""
+    return max(WITNESS_LIMIT_S, WITNESS_SHARE * export_s)
 
 
 def core_flops() -> float:

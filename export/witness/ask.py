@@ -10,6 +10,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
+from ortolan.export.duration import witness_limit
 from ortolan.export.errors import WitnessError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions, WitnessTopic
@@ -23,12 +24,6 @@ from ortolan.runtime.bundle.witness import Agreement, Witness
 from ortolan.runtime.limits import MAX_LABEL_LENGTH
 from ortolan.runtime.machine.memory import available_memory
 from ortolan.runtime.machine.python_process import python_process
-
-SECONDS, SHARE = 20.0, 0.1
-"""Time for the questions: this many seconds, or this share of the export, whichever is more."""
-
-LOADING_SECONDS = 60.0
-"""More time for the subprocess to import its libraries, on a busy or slow machine."""
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that the subprocess may allocate."""
@@ -67,7 +62,7 @@ def ask(
     if find_spec("transformers") is None:
         return Witness(unasked="transformers is not installed")
     files, memory = _files(source, options.adapter), available_memory()
-    findings, total = list[Finding](), len(NAMES)
+    findings, total = dict[str, Finding](), len(NAMES)
     with tempfile.TemporaryDirectory() as temporary:
         first_layers = Path(temporary) / "first_layers"
         brief = Brief(
@@ -83,13 +78,13 @@ def ask(
             gguf_keys=_gguf_keys(files.path),
             mapped=files.size,
         )
-        for finding in run(brief, max(SECONDS, SHARE * elapsed_s)):
+        for finding in run(brief, witness_limit(elapsed_s)):
             total = len(finding.plan) or total
-            progress("witness", sum(bool(own.topic) for own in findings), total, finding.topic)
+            progress("witness", len(findings.keys() - {""}), total, finding.topic)
             if not finding.topic and finding.layers is not None:
                 write_first_layers(first_layers, model, finding.layers)
-            findings.append(finding)
-    return judged(findings, options.accept_difference)
+            findings[finding.topic] = finding
+    return judged(list(findings.values()), options.accept_difference)
 
 
 def _gguf_keys(path: Path) -> tuple[str, ...]:
@@ -149,8 +144,11 @@ def _cut(reason: str) -> str:
 
 
 def run(brief: Brief, seconds: float) -> Iterator[Finding]:
-    """Start the subprocess, and yield its findings until it ends or its time is over."""
-    by, rest = "", list[str]()
+    """Start the subprocess, and yield its findings until it ends or its time is over.
+
+    A topic has a finding after each of its questions, which replaces the one before.
+    """
+    last, rest = Finding(topic="", by=""), list[str]()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with python_process(
             "-m",
@@ -159,16 +157,13 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
             stderr=errors,
             environment={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         ) as process:
-            limit = _Limit(LOADING_SECONDS, process.kill)
+            limit = _Limit(seconds, process.kill)
             try:
                 with process.stdout or io.BytesIO() as lines:
                     for line in lines:
                         finding = msgspec.json.decode(line, type=Finding)
-                        if not by:  # the libraries are imported
-                            limit.stop()
-                            limit = _Limit(seconds, process.kill)
-                        by = finding.by
                         rest = [*finding.plan, *(name for name in rest if name != finding.topic)]
+                        last = finding
                         yield finding
                 status = process.wait()
             finally:
@@ -183,8 +178,10 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
             reason = f"its process failed: {report[-1] if report else f'exit status {status}'}"
         else:
             return
+        if not last.is_whole:
+            rest.insert(0, f"the rest of {last.topic}")
         missing = f": {', '.join(rest)} not asked" if rest else ""
-        yield Finding(topic="rest", by=by, unasked=f"{reason[:160]}{missing}")
+        yield Finding(topic="rest", by=last.by, unasked=f"{reason[:160]}{missing}")
 
 
 class _Limit:

@@ -49,6 +49,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         unasked: why some questions have no answer.
         plan: names of the topics that follow.
         layers: depth of the model that is compared; None for all layers.
+        is_whole: no question of the topic follows.
     """
 
     topic: str
@@ -60,3 +61,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     unasked: str | None = None
     plan: tuple[str, ...] = ()
     layers: int | None = None
+    is_whole: bool = True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ortolan.export.witness.brief import Brief, Finding
 
@@ -30,7 +31,7 @@ def main(argument: str) -> None:
 
 
 def answers(brief: Brief) -> Iterator[Finding]:
-    """The findings of a brief; the first, without a topic, says that the libraries are loaded."""
+    """The findings of a brief; the first, without a topic, says which topics follow."""
     warnings.simplefilter("ignore")
     import torch
 
@@ -55,7 +56,6 @@ def answers(brief: Brief) -> Iterator[Finding]:
         most=brief.max_context,
     )
     publisher.import_libraries()
-    yield Finding(topic="", by=publisher.name)
     _limit(None if brief.memory is None else brief.memory + brief.mapped)
     publisher.unasked = brief.unlike
     if (key := unread_key(brief.gguf_keys)) is not None:
@@ -64,9 +64,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     _fit(brief, bundled, publisher)
     yield Finding(topic="", by=publisher.name, plan=plan, layers=publisher.layers)
     for topic in TOPICS:
-        finding = _ask(topic, bundled, publisher)
-        if finding is not None:
-            yield finding
+        yield from _ask(topic, bundled, publisher)
 
 
 def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
@@ -93,65 +91,85 @@ def _has_questions(topic: Any, bundled: Any) -> bool:
         return True  # and says why not
 
 
-def _ask(topic: Any, bundled: Any, publisher: Any) -> Finding | None:
-    """Ask every question of a topic; None where it does not apply."""
+def _ask(topic: Any, bundled: Any, publisher: Any) -> Iterator[Finding]:
+    """Ask every question of a topic, with a finding after each; nothing where it does not apply."""
+    from ortolan.errors import OrtolanError
+    from ortolan.export.witness.floats import UnansweredError, is_out_of_memory
+
+    finding = Finding(topic=topic.name, by=publisher.name)
+    try:
+        asked = topic.questions(bundled)
+    except UnansweredError as error:
+        yield replace(finding, unasked=f"{error}")
+        return
+    except OrtolanError as error:
+        if is_out_of_memory(error):
+            yield replace(finding, unasked=NO_MEMORY)
+        else:
+            yield replace(finding, questions=1, first=_failure(error))
+        return
+    for name, question in asked.items():
+        try:
+            answer = _answer(topic, bundled, publisher, question)
+        except UnansweredError as error:
+            finding = replace(finding, unasked=f"{error}")
+            break
+        except _PublisherError as error:
+            finding = replace(finding, unasked=f"{publisher.name} fails on {name}: {error}")
+            continue
+        if answer is None:
+            continue
+        problem, largest = answer
+        if problem is not None and finding.first is None:
+            reason = _reason(topic, bundled, publisher, question)
+            finding = replace(finding, first=f"{name}: {problem}{reason}")
+        if largest is not None:
+            finding = replace(finding, largest=max(largest, finding.largest or 0.0))
+        questions, agreed = finding.questions + 1, finding.agreed + (problem is None)
+        finding = replace(finding, questions=questions, agreed=agreed)
+        yield replace(finding, is_whole=False)
+    if asked:
+        yield finding
+
+
+class _PublisherError(Exception):
+    """A question that the publisher's code itself fails on."""
+
+
+def _answer(
+    topic: Any, bundled: Any, publisher: Any, question: Any
+) -> tuple[str | None, float | None] | None:
+    """How two answers differ, in words, and by how much; None where there is none."""
     from ortolan.errors import OrtolanError
     from ortolan.export.witness.compare import UNKNOWN, Comparison
     from ortolan.export.witness.floats import UnansweredError, is_out_of_memory
     from ortolan.runtime.errors import MissingExtraError
 
-    finding = Finding(topic=topic.name, by=publisher.name)
     try:
-        questions = topic.questions(bundled)
-    except UnansweredError as error:
-        return msgspec.structs.replace(finding, unasked=f"{error}")
-    except OrtolanError as error:
+        theirs = topic.theirs(publisher, question)
+    except UnansweredError:
+        raise
+    except Exception as error:
         if is_out_of_memory(error):
-            return msgspec.structs.replace(finding, unasked=NO_MEMORY)
-        return msgspec.structs.replace(finding, questions=1, first=_failure(error))
-    if not questions:
+            raise UnansweredError(NO_MEMORY) from error
+        raise _PublisherError(type(error).__name__) from error
+    if theirs is UNKNOWN:
         return None
     tolerance = bundled.tolerance if topic.tolerance is None else topic.tolerance
-    agreed, asked, largest, first, unasked = 0, 0, None, None, None
-    for name, question in questions.items():
-        try:
-            theirs = topic.theirs(publisher, question)
-        except UnansweredError as error:
-            unasked = f"{error}"
-            break
-        except Exception as error:
-            if is_out_of_memory(error):
-                unasked = NO_MEMORY
-                break
-            # a question that the publisher's code itself fails on
-            unasked = f"{publisher.name} fails on {name}: {type(error).__name__}"
-            continue
-        if theirs is UNKNOWN:
-            continue
-        comparison = Comparison(max(tolerance, publisher.rounding))
-        try:
-            answer = topic.ours(bundled, question)
-            if answer is None and theirs is None:
-                continue  # neither has such a thing
-            comparison.compare(answer, theirs)
-            problem = None if comparison.first is None else f"{comparison.first}"
-        except MissingExtraError as error:
-            unasked = f"{error}"
-            break
-        except OrtolanError as error:
-            if is_out_of_memory(error):
-                unasked = NO_MEMORY
-                break
-            problem = _failure(error)
-        asked += 1
-        agreed += problem is None
-        if problem is not None and first is None:
-            first = f"{name}: {problem}{_reason(topic, bundled, publisher, question)}"
-        if comparison.largest is not None:
-            largest = max(comparison.largest, largest or 0.0)
-    return msgspec.structs.replace(
-        finding, questions=asked, agreed=agreed, largest=largest, first=first, unasked=unasked
-    )
+    comparison = Comparison(max(tolerance, publisher.rounding))
+    try:
+        ours = topic.ours(bundled, question)
+    except MissingExtraError as error:
+        raise UnansweredError(f"{error}") from error
+    except OrtolanError as error:
+        if is_out_of_memory(error):
+            raise UnansweredError(NO_MEMORY) from error
+        return _failure(error), None
+    if ours is None and theirs is None:
+        return None  # neither has such a thing
+    comparison.compare(ours, theirs)
+    problem = None if comparison.first is None else f"{comparison.first}"
+    return problem, comparison.largest
 
 
 def _failure(error: Exception) -> str:

@@ -124,7 +124,10 @@ def changed(tiny: Tiny, folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_a_subprocess_asks_about_the_whole_model(alike: Tiny) -> None:
+def test_a_subprocess_asks_about_the_whole_model(
+    alike: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "witness_limit", lambda _: 300.0)  # other tests run besides
     witness = alike.ask()
     topics = by_topic(witness)
     assert witness.layers is None
@@ -258,11 +261,26 @@ def test_a_transformers_that_cannot_be_imported_is_not_asked(
     assert summary.startswith("nobody else was asked: transformers cannot be imported (import of")
 
 
+def answer_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Run another program in place of the subprocess."""
+
+    @contextmanager
+    def other(*_: str, **options: Any) -> Iterator[Any]:
+        with python_process("-c", program, **options) as process:
+            yield process
+
+    monkeypatch.setattr("ortolan.export.witness.ask.python_process", other)
+
+
 FINDINGS = """
 import os, sys, time
-print('{"topic":"","by":"transformers 5"}', flush=True)
 print('{"topic":"","by":"transformers 5","plan":["texts","logits"]}', flush=True)
 print('{"topic":"texts","by":"transformers 5","questions":2,"agreed":2}', flush=True)
+"""
+
+ONE_LOGIT = """
+finding = '{"topic":"logits","by":"transformers 5","questions":1,"agreed":1,"is_whole":false}'
+print(finding, flush=True)
 """
 
 
@@ -270,6 +288,7 @@ print('{"topic":"texts","by":"transformers 5","questions":2,"agreed":2}', flush=
     ("end", "reason"),
     [
         ("time.sleep(60)", "stopped after 1 s: logits not asked"),
+        (ONE_LOGIT + "time.sleep(60)", "stopped after 1 s: the rest of logits not asked"),
         (
             "os.kill(os.getpid(), 9)",
             "the system ended its process, perhaps for want of memory: logits not asked",
@@ -277,17 +296,12 @@ print('{"topic":"texts","by":"transformers 5","questions":2,"agreed":2}', flush=
         ("raise MemoryError", "its process failed: MemoryError: logits not asked"),
         ("", None),
     ],
-    ids=["too slow", "killed", "fails", "done"],
+    ids=["too slow", "too slow within a topic", "killed", "fails", "done"],
 )
 def test_what_was_answered_counts_however_the_process_ends(
     monkeypatch: pytest.MonkeyPatch, end: str, reason: str | None
 ) -> None:
-    @contextmanager
-    def other(*_: str, **options: Any) -> Iterator[Any]:
-        with python_process("-c", FINDINGS + end, **options) as process:
-            yield process
-
-    monkeypatch.setattr("ortolan.export.witness.ask.python_process", other)
+    answer_with(monkeypatch, FINDINGS + end)
     started = time.monotonic()
     findings = list(asking.run(Brief(bundle="", checkpoint=""), 1.0))
     assert time.monotonic() - started < 20
@@ -296,6 +310,12 @@ def test_what_was_answered_counts_however_the_process_ends(
     assert [finding.unasked for finding in findings if finding.topic == "rest"] == (
         [] if reason is None else [reason]
     )
+
+
+def test_the_time_includes_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, "import time; time.sleep(60)")
+    witness = asking.judged(list(asking.run(Brief(bundle="", checkpoint=""), 1.0)), ())
+    assert witness.summary == "nobody else was asked: stopped after 1 s"
 
 
 @pytest.mark.parametrize(
