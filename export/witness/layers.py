@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortolan.export.options import ExportOptions
-from ortolan.export.source import open_exportable
-from ortolan.export.streamed import Result, run
 from ortolan.export.witness.publisher import Publisher
 
 
@@ -34,6 +31,11 @@ def first_layer(
         ids: likewise.
         tolerance: largest difference, relative to the largest number.
     """
+    # these take long to import, and few witnesses need them
+    from ortolan.export.options import ExportOptions
+    from ortolan.export.source import open_exportable
+    from ortolan.export.streamed import Result, run
+
     opened = open_exportable(publisher.path, ExportOptions(adapter=publisher.adapter))
     with recorded(opened.module) as ours:
         events = run(opened.module, opened.weights, [partial(opened.forward, source, ids)])

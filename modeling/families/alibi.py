@@ -130,7 +130,6 @@ def _falcon(hf: ConfigReader) -> DecoderConfig:
         kv_heads=kv_heads,
         placement=_falcon_placement(hf, new=new),
         context=2048,
-        fraction=1.0,
     ).read(hf)
     if not hf.get("alibi", bool, False):
         return config

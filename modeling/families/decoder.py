@@ -47,6 +47,8 @@ class Keys:
     hidden: str | None = "intermediate_size"
     activation: str | None = "hidden_act"
     eps: str | None = "rms_norm_eps"
+    theta: str = "rope_theta"
+    fraction: str = "partial_rotary_factor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,21 +182,16 @@ class DecoderFormat:
         )
 
     def _rotary(self, hf: ConfigReader, head_dim: int, context_length: int) -> RotaryPositions:
-        positions = read_rotary(
+        return read_rotary(
             hf,
             head_dim=head_dim,
             context_length=context_length,
             theta=self.theta,
-            fraction=1.0 if self.fraction is None else self.fraction,
+            fraction=self.fraction,
+            names=(self.keys.theta, self.keys.fraction),
             interleaved=self.interleaved,
             backward=self.backward,
         )
-        if self.fraction is None and positions.dim != head_dim:
-            raise ConfigError(
-                f"{hf.name}: partial_rotary_factor must rotate all {head_dim} channels of a head "
-                f"(got {positions.dim}). transformers ignores it here; remove it."
-            )
-        return positions
 
 
 def _flag(hf: ConfigReader, flag: Flag) -> bool:

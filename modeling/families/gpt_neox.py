@@ -27,7 +27,13 @@ from ortolan.modeling.families.tables import (
 from ortolan.modeling.weights import Entry, Table, Target
 
 NEOX = DecoderFormat(
-    keys=Keys(kv_heads=None, head_dim=None, eps="layer_norm_eps"),
+    keys=Keys(
+        kv_heads=None,
+        head_dim=None,
+        eps="layer_norm_eps",
+        theta="rotary_emb_base",
+        fraction="rotary_pct",
+    ),
     bias=True,
     mlp_bias=True,
     kind="mlp",
@@ -111,12 +117,6 @@ _STARCODER2_WEIGHTS: Table = {
 }
 
 
-def _rotated(hf: ConfigReader, form: DecoderFormat, *, fraction: float) -> DecoderFormat:
-    """With rotary positions by the keys of GPT-NeoX."""
-    theta = hf.get("rotary_emb_base", float, 10_000.0)
-    return replace(form, theta=theta, fraction=hf.get("rotary_pct", float, fraction))
-
-
 def _gpt_neox(hf: ConfigReader) -> DecoderConfig:
     parallel = hf.get("use_parallel_residual", bool, True)
     form = replace(
@@ -124,8 +124,9 @@ def _gpt_neox(hf: ConfigReader) -> DecoderConfig:
         bias=("attention_bias", True),
         expansion=4,
         placement="parallel_norms" if parallel else "pre",
+        fraction=0.25,
     )
-    return _rotated(hf, form, fraction=0.25).read(hf)
+    return form.read(hf)
 
 
 def _gpt_neox_japanese(hf: ConfigReader) -> DecoderConfig:
@@ -135,8 +136,9 @@ def _gpt_neox_japanese(hf: ConfigReader) -> DecoderConfig:
         mlp_bias=False,
         hidden=hf.size("hidden_size") * hf.size("intermediate_multiple_size", 4),
         tied=True,
+        fraction=1.0,
     )
-    config = _rotated(hf, form, fraction=1.0).read(hf)
+    config = form.read(hf)
     *others, last = config.blocks
     last = replace(last, mixer=replace(last.attention, out_bias=True))
     return replace(config, blocks=(*others, last))
@@ -166,7 +168,6 @@ def _starcoder2(hf: ConfigReader) -> DecoderConfig:
         kv_heads=hf.size("num_key_value_heads"),
         windows=one_window,
         activation="gelu_pytorch_tanh",
-        fraction=1.0,
         tied=True,
     ).read(hf)
 

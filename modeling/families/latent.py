@@ -8,7 +8,7 @@ a softmax, and is read where it chooses among all of them.
 import math
 from collections.abc import Container
 
-from ortolan.modeling.config import DecoderConfig, LatentConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig, LatentConfig
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.decoder import DecoderFormat, altered
 from ortolan.modeling.families.experts import (
@@ -56,9 +56,7 @@ def _mixture_weights(config: DecoderConfig) -> Table:
     return {**_weights(config), **experts, f"model.layers.{len(config.blocks)}.*": None}
 
 
-def _latent(
-    hf: ConfigReader, *, interleaved: bool, norm: NormConfig | None = None, tied: bool = False
-) -> DecoderConfig:
+def _latent(hf: ConfigReader, *, interleaved: bool, fraction: float | None = None) -> DecoderConfig:
     """A Llama whose attention has latents; `head_dim` in its config is that of the rotated part."""
     hf.skip("qk_head_dim")
     rotated = hf.size("qk_rope_head_dim")
@@ -76,15 +74,15 @@ def _latent(
         hf,
         head_dim=rotated,
         context_length=hf.size("max_position_embeddings"),
+        fraction=fraction,
         interleaved=interleaved,
     )
     config = DecoderFormat(
         out_bias=bias,
         mlp_bias="mlp_bias",
         head_dim=head_dim,
-        norm=norm or rms(1e-6),
+        norm=rms(1e-6),
         positions=positions,
-        tied=tied,
     ).read(hf)
     return altered(
         config,
@@ -126,8 +124,11 @@ def _deepseek_v2(hf: ConfigReader) -> DecoderConfig:
     return with_experts(_latent(hf, interleaved=True), mixture, dense=dense)
 
 
-def _sigmoid_mixture(hf: ConfigReader, dense: Container[int]) -> DecoderConfig:
-    config = _latent(hf, interleaved=hf.get("rope_interleave", bool, True))
+def _sigmoid_mixture(
+    hf: ConfigReader, dense: Container[int], *, fraction: float | None = None
+) -> DecoderConfig:
+    interleaved = hf.get("rope_interleave", bool, True)
+    config = _latent(hf, interleaved=interleaved, fraction=fraction)
     return with_experts(config, read_sigmoid_mixture(hf), dense=dense)
 
 
@@ -139,7 +140,7 @@ def _deepseek_v3(hf: ConfigReader) -> DecoderConfig:
 def _glm4_moe_lite(hf: ConfigReader) -> DecoderConfig:
     # The list of kinds says it; without a list, only the first layer is dense.
     hf.skip("first_k_dense_replace")
-    return _sigmoid_mixture(hf, read_mlp_kinds(hf, ["dense"]))
+    return _sigmoid_mixture(hf, read_mlp_kinds(hf, ["dense"]), fraction=1.0)
 
 
 FAMILIES: dict[str, Family[DecoderConfig]] = {

@@ -195,9 +195,7 @@ def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
             f"{hf.name}: moe_norm_min must be at most {MOST_FLOOR:g} to change nothing (got "
             f"{floor:g}). This checkpoint cannot be loaded faithfully."
         )
-    config = DecoderFormat(
-        norm=rms(1e-5), theta=500_000.0, fraction=1.0, interleaved=True, tied=True
-    ).read(hf)
+    config = DecoderFormat(norm=rms(1e-5), theta=500_000.0, interleaved=True, tied=True).read(hf)
     layers = len(config.blocks)
     first, last = hf.get("moe_layer_start_index", int, 1), hf.get("moe_layer_end_index", int, -1)
     step = hf.size("moe_layer_interval", 1)

@@ -30,24 +30,46 @@ def read_rotary(
     head_dim: int,
     context_length: int,
     theta: float = 10_000.0,
-    fraction: float = 1.0,
+    fraction: float | None = None,
     interleaved: bool = False,
     backward: bool = False,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
 ) -> RotaryPositions:
-    """The rotary positions that a config describes."""
+    """The rotary positions that a config describes.
+
+    Args:
+        hf: the config.
+        head_dim: channels of a head.
+        context_length: longest context in tokens.
+        theta: default base of the wavelengths.
+        fraction: default share of a head's channels that is rotated; None if all always are.
+        interleaved: neighbouring channels are rotated together.
+        backward: rotated the other way.
+        names: keys of base and share outside `rope_parameters`.
+
+    Raises:
+        ConfigError: a value that cannot be, or that transformers ignores.
+    """
     # If a config has both, the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
     # Keys next to the scaling are the defaults of those in it.
-    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, theta))
-    fraction = hf.get("partial_rotary_factor", float, fraction)
-    fraction = rope.get("partial_rotary_factor", float, fraction)
-    if not 0 < fraction <= 1:
+    theta = rope.get("rope_theta", float, hf.get(names[0], float, theta))
+    part = hf.get(names[1], float, 1.0 if fraction is None else fraction)
+    hf.skip("rope_theta", "partial_rotary_factor")  # as transformers does
+    part = rope.get("partial_rotary_factor", float, part)
+    if not 0 < part <= 1:
         raise ConfigError(
-            f"{hf.name}: partial_rotary_factor must be above 0 and up to 1 (got {fraction}). "
+            f"{hf.name}: partial_rotary_factor must be above 0 and up to 1 (got {part}). "
             "Correct it."
         )
+    dim = int(head_dim * part)
+    if fraction is None and dim != head_dim:
+        raise ConfigError(
+            f"{hf.name}: partial_rotary_factor must rotate all {head_dim} channels of a head "
+            f"(got {dim}). transformers ignores it here; remove it."
+        )
     return RotaryPositions(
-        dim=int(head_dim * fraction),
+        dim=dim,
         theta=theta,
         # A length next to the scaling takes precedence over the one in it.
         scaling=_read_scaling(
@@ -55,7 +77,7 @@ def read_rotary(
         ),
         interleaved=interleaved,
         backward=backward,
-        axes=_axes(hf, int(head_dim * fraction) // 2),
+        axes=_axes(hf, dim // 2),
     )
 
 

@@ -45,7 +45,6 @@ def _nanochat(hf: ConfigReader) -> DecoderConfig:
         kind="mlp",
         activation="relu2",
         norm=rms(1e-6, scale=False),
-        fraction=1.0,
         backward=True,
     ).read(hf)
     return altered(config, embedding_norm=config.final_norm, final_softcap=cap)

@@ -1,7 +1,7 @@
 """Whole decoders against transformers: the same checkpoint, the same logits."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,16 @@ from tests.tiny.hybrids import HYBRIDS
 from tests.tiny.mixtures import GLM4_MOE, MIXTURES
 from tests.tiny.modern import DEEPSEEK_V3, MODERN
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
+from ortolan.modeling.config import RotaryPositions
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES
+from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.layers.cache import StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
@@ -159,6 +162,34 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
     with torch.inference_mode():
         assert_same_logits(module(ids), expected)
         assert_same_logits(cached_logits(module, ids), expected)
+
+
+ROTARY = {
+    name: positions
+    for name, values in DECODERS.items()
+    if isinstance(
+        positions := FAMILIES[name].config(ConfigReader(values)).positions, RotaryPositions
+    )
+    and positions.scaling is None
+    and name not in ("gptj", "codegen")  # whose tables are no buffers
+}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_keys_of_rotary_positions_are_read_where_transformers_reads_them(name: str) -> None:
+    values = DECODERS[name] | {"partial_rotary_factor": 0.5, "rope_theta": 700.0}
+    try:
+        ours = FAMILIES[name].config(ConfigReader(values)).positions
+    except ConfigError:  # it says that transformers ignores the share
+        ours = replace(ROTARY[name], theta=700.0)
+    config: Any = AutoConfig.for_model(**values)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    (rotary,) = (part for part in model.modules() if hasattr(part, "inv_freq"))
+    frequencies, _ = type(rotary).compute_default_rope_parameters(config)
+    assert isinstance(ours, RotaryPositions)
+    assert ours.dim == 2 * len(frequencies)
+    torch.testing.assert_close(ours.theta ** (-2 / ours.dim), float(frequencies[1]))
 
 
 def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
