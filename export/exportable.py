@@ -159,7 +159,7 @@ class Exportable:
 
     @property
     def min_call_tokens(self) -> int:
-        """Most tokens that one call must take: vectors that see each other, or 1."""
+        """Tokens that a call has to have room for: all vectors that see each other, or 1."""
         features = self.features
         return 1 if features is None or features.attention == "causal" else features.vectors
 

@@ -16,11 +16,6 @@ PACKED = ("packed-", ".packing")
 """Prefixes of the names that `ortolan pack` adds to a bundle."""
 
 
-def place_of(target: Path) -> Place:
-    """The place of a bundle; a symbolic link is followed and stays."""
-    return Place(files.followed(target), index=NAME)
-
-
 @contextlib.contextmanager
 def staged_folder(
     target: Path, index: str, what: str, names: Callable[[Path], set[str]], *, force: bool
@@ -66,7 +61,7 @@ def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, last."""
+    """Write manifest.json, after the files that it describes."""
     files.write(folder / NAME, manifest_file.encode(manifest))
 
 

@@ -14,6 +14,7 @@ from ortolan.export.advice import advise, risks
 from ortolan.export.duration import core_flops, seconds_of
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
+from ortolan.export.graphs import trace, with_derived
 from ortolan.export.inputs.calibration import (
     Data,
     cut_inputs,
@@ -21,12 +22,7 @@ from ortolan.export.inputs.calibration import (
     read_calibration,
 )
 from ortolan.export.low_bit import CACHE_SEQUENCES
-from ortolan.export.options import (
-    DEFAULTS,
-    Device,
-    ExportOptions,
-    Precision,
-)
+from ortolan.export.options import DEFAULTS, Device, ExportOptions, Precision
 from ortolan.export.output import describe_files, staged_bundle, write_manifest
 from ortolan.export.progress import ESTIMATE, Progress, silent
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
@@ -39,7 +35,7 @@ from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.windows import with_windows
 from ortolan.export.witness.ask import ask
-from ortolan.export.write import derived, trace, write
+from ortolan.export.write import write
 from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_parts
@@ -194,9 +190,13 @@ def _plan(
 
 def _plan_of_part(model: Exportable, plan: Plan) -> Plan:
     """Settings of a bundle in a bundle: as those of the whole, with at least 8 bits."""
-    rounds = plan.precision in ("int8", "int4")
-    kept = ("attention", "allow_cpu_nodes", "allow_poor", "proof")
-    options = ExportOptions(**{name: getattr(plan.options, name) for name in kept})
+    rounds, own = plan.precision in ("int8", "int4"), plan.options
+    options = ExportOptions(
+        attention=own.attention,
+        allow_cpu_nodes=own.allow_cpu_nodes,
+        allow_poor=own.allow_poor,
+        proof=own.proof,
+    )
     return _plan(model, "int8" if rounds else plan.precision, plan.device, options)
 
 
@@ -219,23 +219,23 @@ P = TypeVar("P", Features | None, HiddenStates | None, Comparison | None)
 
 
 def _with_parts(folder: Path, model: Exportable, plan: Plan, progress: Progress) -> Exportable:
-    """Export the encoder or the head that a model has; return the model bound to it."""
-    bound: dict[str, str] = {}
+    """Export the encoder or the head that a model has; return the model with its fingerprint."""
+    made: dict[str, str] = {}
     for name, part in model.parts.items():
         files.make_folder(folder / name)
         manifest = _build(folder / name, part, _plan_of_part(part, plan), Data(), progress)
-        bound[name] = fingerprint(manifest)
-    encoder = bound.get(VISION) or bound.get(SOUND)
+        made[name] = fingerprint(manifest)
+    encoder = made.get(VISION) or made.get(SOUND)
     return replace(
         model,
-        features=_bound(model.features, encoder=encoder),
-        hidden=_bound(model.hidden, head=bound.get(MTP)),
-        comparison=_bound(model.comparison, encoder=bound.get(TEXT)),
+        features=_naming(model.features, encoder=encoder),
+        hidden=_naming(model.hidden, head=made.get(MTP)),
+        comparison=_naming(model.comparison, encoder=made.get(TEXT)),
     )
 
 
-def _bound(part: P, **fingerprints: str | None) -> P:
-    """A part of a manifest with the fingerprints of what was exported for it."""
+def _naming(part: P, **fingerprints: str | None) -> P:
+    """A part of a manifest that names what was exported for it by its fingerprint."""
     known = {name: value for name, value in fingerprints.items() if value is not None}
     return part if part is None else msgspec.structs.replace(part, **known)
 
@@ -245,7 +245,7 @@ def _trace(
 ) -> tuple[Exportable, dict[str, ir.Model]]:
     """Every graph, by role, and the model with the weights and the windows that they read."""
     graphs = trace(model, plan, progress)
-    return with_windows(derived(model, graphs), graphs, plan), graphs
+    return with_windows(with_derived(model, graphs), graphs, plan), graphs
 
 
 def _reference(model: Exportable, plan: Plan, data: Data, progress: Progress) -> Certificate:

@@ -70,7 +70,7 @@ class Plan:
 
     Attributes:
         quantization: how weights become integers; None where they stay floats.
-        options: as passed by the user.
+        options: the user's, with what the model and `auto` decide in them.
         auto: how bits are chosen; None where they are fixed.
         takes_one: the decoder reads its tokens one by one.
         sees_both_ways: vectors of images that the decoder reads see each other.

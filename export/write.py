@@ -10,21 +10,18 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortolan import files
-from ortolan.export.derived import DerivedWeights, recipes_of
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.calibration import (
-    Data,
-)
+from ortolan.export.graphs import trace, with_derived
+from ortolan.export.inputs.calibration import Data
 from ortolan.export.inputs.synthetic import synthetic_inputs
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.inputs.writer import write as write_texts
 from ortolan.export.manifest import describe
 from ortolan.export.output import write_manifest
-from ortolan.export.passes import tidy
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.passes.specialize import specialize
 from ortolan.export.progress import Progress, silent
-from ortolan.export.proof.certificate import bound
+from ortolan.export.proof.certificate import with_graphs
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.weight_sums import WeightSums
@@ -36,29 +33,10 @@ from ortolan.export.settings import Plan, draft_of
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
-from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODER, PREFILL
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
 from ortolan.runtime.verification.weight_sums import ExpectedWeights
-
-
-def trace(model: Exportable, plan: Plan, progress: Progress) -> dict[str, ir.Model]:
-    """Trace and tidy every graph, by role."""
-    graphs, traced = plan.graph_files, dict[str, ir.Model]()
-    for number, (role, graph) in enumerate(graphs.items()):
-        progress("trace", number, len(graphs))
-        if role == BOTH_WAYS:  # rewritten later (`passes.specialize`)
-            traced[role] = traced[PREFILL if PREFILL in traced else DECODER].clone()
-        else:
-            traced[role] = tidy(model.trace(role, graph, plan.dtype))
-    progress("trace", len(graphs), len(graphs))
-    return traced
-
-
-def derived(model: Exportable, graphs: Mapping[str, ir.Model]) -> Exportable:
-    """The model with the weights that its graphs derive from others, now or when specialized."""
-    return replace(model, weights=DerivedWeights(model.weights, recipes_of(graphs.values())))
 
 
 def write(
@@ -83,9 +61,9 @@ def write(
             models = list(graphs.values())
             chosen = choose(models, model, plan, inputs, judging, temporary, progress)
             plan = replace(plan, precision=chosen.precision)
-        stored, weights = _write_files(folder, model, plan, graphs, inputs, chosen, progress)
+        stored, expected = _write_files(folder, model, plan, graphs, inputs, chosen, progress)
     paths = (folder / graph.file for graph in plan.graph_files.values())
-    certificate = bound(replace(certificate, weights=weights), paths)
+    certificate = with_graphs(replace(certificate, weights=expected), paths)
     write_certificate(folder, certificate)
     manifest = describe(folder, model, plan, stored)
     write_manifest(folder, manifest)
@@ -133,7 +111,9 @@ def _write_draft(
         graphs = {role: graphs[role].clone() for role in draft.graph_files}
     else:
         graphs = trace(model, draft, silent)
-    stored, _ = _write_files(folder, derived(model, graphs), draft, graphs, Inputs(), None, silent)
+    stored, _ = _write_files(
+        folder, with_derived(model, graphs), draft, graphs, Inputs(), None, silent
+    )
     files.write(folder / JSON_NAME, b"")
     write_manifest(folder, describe(folder, model, draft, stored))
 

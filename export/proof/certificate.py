@@ -1,7 +1,7 @@
 """Certificates: what PyTorch computes for the probes, and the limits for the bundle.
 
     certify       probes through PyTorch          reference and the limits of the precision
-    bound         graphs as they were written     their hashes
+    with_graphs   graphs as they were written     their hashes
     replay        the same through the bundle     measured differences
     passed        limits on means come down to what was measured, and some leeway
 
@@ -188,7 +188,7 @@ def _pixels(source: Source | None) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in sampled(pixels_CHW))
 
 
-def bound(certificate: Certificate, graphs: Iterable[Path]) -> Certificate:
+def with_graphs(certificate: Certificate, graphs: Iterable[Path]) -> Certificate:
     """The certificate with the hashes of the graphs: tolerances of low-bit weights hide changes."""
     surroundings = certificate.surroundings
     if surroundings is None:

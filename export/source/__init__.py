@@ -61,7 +61,21 @@ transformers, or a user's own module."""
 def open_exportable(
     source: Source, options: ExportOptions = DEFAULTS, *, max_context: int | None = None
 ) -> Exportable:
-    """Open a source of any kind."""
+    """Open a source of any kind.
+
+    Args:
+        source: see `Source`.
+        options: how to read it: `via`, `adapter`, `text_only`, `mtp`, `tokenizer` and
+            `accept_unknown`.
+        max_context: longest context in tokens; by default the model's own, or the longest that
+            shares one set of rotary frequencies.
+
+    Raises:
+        CheckpointError: the files cannot be read.
+        ConfigError: nothing here computes this model.
+        OptionError: an option does not fit the source.
+        WeightError: weights are missing, unexpected or of the wrong shape.
+    """
     if not isinstance(source, nn.Module):
         return _open_checkpoint(source, options, max_context)
     source = uncompiled(source)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import onnx_ir as ir
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from ortolan import files
 from ortolan.export.errors import ExportError
 from ortolan.export.progress import Progress, silent
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.sizes import pages
 from ortolan.export.values import static_shape, type_of
 from ortolan.modeling.weights import Weights
@@ -30,26 +31,6 @@ CHUNK_BYTES = 8 << 20
 FULL_BYTES, MOST_BYTES = 1 << 30, 1_900_000_000
 """A weight file takes no more tensors from the first size on, and none that would take it beyond
 the second. Browsers cannot open files of 2 GiB. A larger tensor has a file of its own."""
-
-
-class WeightRecorder(Protocol):
-    """Records what the weights of a bundle must compute (`ortolan.export.proof.weight_sums`)."""
-
-    def reads(self, name: str) -> bool:
-        """Whether a product reads an initializer."""
-        ...
-
-    def weight(self, name: str, start: int, values_NK: Tensor) -> None:
-        """Record rows of a product's weight; ignore any other initializer."""
-        ...
-
-    def initializer(self, name: str, start: int, values: Tensor) -> None:
-        """Record rows of an initializer, which may be columns of its product."""
-        ...
-
-    def stored(self, name: str, digest: str) -> None:
-        """Record the sha256 of an initializer that no product reads."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +49,7 @@ class BlobWriter:
         folder: Path,
         *,
         sizes: Mapping[str, int],
-        sums: WeightRecorder,
+        sums: WeightSums,
         progress: Progress = silent,
     ) -> None:
         """Start the file; `sizes`, the bytes of every initializer, decide when a file is full."""
@@ -202,7 +183,7 @@ def _slice(table: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _chunks(
-    sums: WeightRecorder,
+    sums: WeightSums,
     name: str,
     shape: tuple[int, ...],
     rows: Callable[[int, int], Tensor],

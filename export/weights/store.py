@@ -1,4 +1,4 @@
-"""Write every weight of a bundle to one file, in the form that its graphs read."""
+"""Writes every weight of a bundle, in the form that its graphs read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from pathlib import Path
 from ortolan.export.exportable import Exportable
 from ortolan.export.passes.specialize import Specialized
 from ortolan.export.progress import Progress, silent
+from ortolan.export.proof.weight_sums import WeightSums
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
 from ortolan.export.sizes import initializer_sizes
-from ortolan.export.weights.blob import Blob, BlobWriter, WeightRecorder, write_rest
+from ortolan.export.weights.blob import Blob, BlobWriter, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 
@@ -31,7 +32,7 @@ def store(
     plan: Plan,
     codes: Iterable[QuantizedWeight],
     *,
-    sums: WeightRecorder,
+    sums: WeightSums,
     origin: str | None = None,
     progress: Progress = silent,
 ) -> Stored:

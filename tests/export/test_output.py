@@ -10,10 +10,10 @@ from tests.refusals import refusal
 from tests.runtime import tiny_bundle
 
 from ortolan.export.errors import OutputError
-from ortolan.export.output import describe_files, place_of, staged_bundle, write_manifest
+from ortolan.export.output import describe_files, staged_bundle, write_manifest
 from ortolan.runtime import BundleNotFoundError, open_bundle
 from ortolan.runtime.bundle.manifest import File
-from ortolan.staging import settle
+from ortolan.staging import Place, settle
 
 OLD, NEW, NEXT = b"old", b"new", b"next"
 
@@ -167,7 +167,7 @@ def test_a_half_deleted_bundle_is_not_restored(target: Path) -> None:
     old = target.parent / ".bundle.old"
     export(old, OLD)
     (old / "manifest.json").unlink()
-    settle(place_of(target))
+    settle(Place(target, index="manifest.json"))
     assert not target.exists()
     assert not old.exists()
 

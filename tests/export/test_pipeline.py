@@ -14,7 +14,7 @@ from tests.export.conftest import Exported
 from torch import Tensor
 
 import ortolan
-from ortolan.export import pipeline
+from ortolan.export import graphs, pipeline
 from ortolan.export import write as written
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.options import Int4
@@ -73,7 +73,7 @@ def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> Non
         node.attributes.add(attribute)
         return model
 
-    monkeypatch.setattr(written, "tidy", tidied)
+    monkeypatch.setattr(graphs, "tidy", tidied)
 
 
 DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -18,9 +18,9 @@ from tests.runtime import packed_bundles, tiny_decoder
 import ortolan
 from ortolan import files
 from ortolan.export.errors import OutputError
-from ortolan.export.output import place_of, staged_bundle
+from ortolan.export.output import staged_bundle
 from ortolan.runtime import open_bundle
-from ortolan.staging import staged
+from ortolan.staging import Place, staged
 
 IDS = [1, 5, 3, 2]
 
@@ -114,7 +114,7 @@ def test_the_lock_of_a_dead_process_is_released(pair: list[Path], tmp_path: Path
     target = tmp_path / "bundle"
 
     def hold() -> None:
-        with staged(place_of(target)):
+        with staged(Place(target, index="manifest.json")):
             (tmp_path / "held").touch()
             time.sleep(600)
 

@@ -47,7 +47,7 @@ def open_transformers(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint. Same options and errors as `open_exportable`.
+    """Open a checkpoint, with the options and errors of `open_exportable`.
 
     The reference is transformers' own forward, with its attention, masks and experts. The trace is
     of the same model over a `State`. By default the context is the model's own, or the longest one

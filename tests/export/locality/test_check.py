@@ -13,11 +13,18 @@ from tests.export.locality.dishonest_modules import (
 from tests.export.locality.user_modules import HONEST, VOCAB, Base
 from torch import nn
 
+from ortolan.export.locality import check as checked
 from ortolan.export.locality.check import check_locality, probe_ids
 from ortolan.export.locality.perturbation import other_ids
 from ortolan.export.source.module import without_memory
 from ortolan.export.trace.module import Carried, find_carried
 from ortolan.modeling.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the whole context, however slow this machine is."""
+    monkeypatch.setattr(checked, "SECONDS", 60.0)
 
 
 def check(module: nn.Module, carried: Carried | None = None) -> None:
