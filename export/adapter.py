@@ -4,6 +4,7 @@ The adapter is proved like a bundle. The reference is the checkpoint with the ad
 its weights; the bundle computes the same probes with the adapter at run time.
 """
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.source import open_exportable
 from ortolan.export.source.names import located, located_adapter
+from ortolan.export.witness.ask import ask
 from ortolan.hub.name import parsed
 from ortolan.modeling.checkpoint.adapter import Adapter as Peft
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
@@ -36,6 +38,7 @@ from ortolan.runtime.bundle.adapter_folder import (
     Adapter,
     AdapterManifest,
     Factors,
+    Update,
     open_adapter,
     write_factors,
 )
@@ -65,9 +68,19 @@ def export_adapter(
     bundle: str | Path,
     checkpoint: Source | None = None,
     force: bool = False,
+    witness: bool = True,
     progress: Progress = silent,
 ) -> Adapter:
     """Convert a PEFT adapter for a bundle, and prove that both compute what PyTorch computes.
+
+    Args:
+        source: folder of the PEFT adapter, or its name on the Hugging Face Hub.
+        out: folder to write.
+        bundle: the bundle that will use it.
+        checkpoint: that the bundle was exported from; by default the one that the adapter names.
+        force: replace an adapter at `out`.
+        witness: ask PEFT, where it is installed, for the logits of the checkpoint with the adapter.
+        progress: called as each step advances.
 
     Raises:
         CheckpointError: the adapter or the checkpoint cannot be read, or they do not belong
@@ -77,7 +90,9 @@ def export_adapter(
         BundleError: the bundle is damaged.
         OutputError: the target is taken or not writable.
         ParityError: the bundle with the adapter disagrees with PyTorch.
+        WitnessError: PEFT computes other logits.
     """
+    started = time.monotonic()
     folder = located_adapter(source, progress=progress)
     base, target = open_bundle(bundle), Path(out).absolute()
     if base.manifest.kind != "decoder":
@@ -88,15 +103,7 @@ def export_adapter(
     updated, blob = write_factors(_factors(updates, folder))
     with staged_adapter(target, force=force) as place:
         certificate = _reference(model, base, progress)
-        manifest = AdapterManifest(
-            schema=adapter_folder.SCHEMA,
-            bundle=fingerprint(base.manifest),
-            source_sha256=model.origin.sha256(),
-            modules=_modules(adapter),
-            ranks=tuple(sorted(set(adapter.ranks.values()))),
-            updates=updated,
-            files=(),
-        )
+        manifest = _described(base, model, adapter, updated)
         write_adapter(place, certificate, manifest, blob=blob)
         measured = replay(base.path, progress, adapter=place)
         if measured.verdict == "FAIL":
@@ -104,9 +111,27 @@ def export_adapter(
                 "The bundle with this adapter disagrees with PyTorch: "
                 f"{measured.device_summary}. Nothing was written. {MERGE}"
             )
-        manifest = msgspec.structs.replace(manifest, quality=measured.quality)
+        options, most = ExportOptions(adapter=folder, witness=witness), base.manifest.context_length
+        took_s = time.monotonic() - started
+        asked = ask(base.path, checkpoint, model, options, most, took_s, run_time_adapter=place)
+        manifest = msgspec.structs.replace(manifest, quality=measured.quality, witness=asked)
         write_adapter(place, passed(certificate, measured), manifest)
     return open_adapter(target)
+
+
+def _described(
+    base: Bundle, model: Exportable, adapter: Peft, updates: tuple[Update, ...]
+) -> AdapterManifest:
+    """The manifest of an adapter before it is proved."""
+    return AdapterManifest(
+        schema=adapter_folder.SCHEMA,
+        bundle=fingerprint(base.manifest),
+        source_sha256=model.origin.sha256(),
+        modules=_modules(adapter),
+        ranks=tuple(sorted(set(adapter.ranks.values()))),
+        updates=updates,
+        files=(),
+    )
 
 
 def _base(folder: Path) -> str:

@@ -64,6 +64,7 @@ def install(run: Path) -> None:
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "ask", _ask_nobody)  # noqa: B010 - as above
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
+    setattr(adapter_export, "ask", _ask_nobody)  # noqa: B010 - as above
     setattr(written, "write_texts", let_write)  # noqa: B010 - as above
     setattr(written, "describe", _describe_known)  # noqa: B010 - as above
     if GRAPHS in os.environ:

@@ -39,6 +39,7 @@ def ask(
     max_context: int | None = None,
     elapsed_s: float = 0.0,
     *,
+    run_time_adapter: Path | None = None,
     progress: Progress = silent,
 ) -> Witness:
     """Ask the publisher's code what it makes of the checkpoint that a bundle was exported from.
@@ -50,6 +51,8 @@ def ask(
         options: of the export.
         max_context: longest context that the user asked for.
         elapsed_s: duration of the export so far.
+        run_time_adapter: folder with the certificate of an adapter that the bundle uses at run
+            time. The options name the same adapter.
         progress: called as topics are answered.
 
     Raises:
@@ -74,6 +77,7 @@ def ask(
             memory=None if memory is None else int(MEMORY_SHARE * memory),
             least_layers=least_layers(model),
             first_layers=str(first_layers),
+            run_time_adapter=None if run_time_adapter is None else str(run_time_adapter),
             unlike=_unlike(model),
             gguf_keys=_gguf_keys(files.path),
             mapped=files.size,
@@ -84,7 +88,8 @@ def ask(
             if not finding.topic and finding.layers is not None:
                 write_first_layers(first_layers, model, finding.layers)
             findings[finding.topic] = finding
-    return judged(list(findings.values()), options.accept_difference)
+    way_out = None if run_time_adapter is None else "--no-witness"
+    return judged(list(findings.values()), options.accept_difference, way_out)
 
 
 def _gguf_keys(path: Path) -> tuple[str, ...]:
@@ -103,8 +108,10 @@ def _unlike(model: Exportable) -> str | None:
     return f"its rotary frequencies are those of texts of more than {last} tokens"
 
 
-def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witness:
-    """The record of a witness.
+def judged(
+    findings: list[Finding], accepted: tuple[WitnessTopic, ...], way_out: str | None = None
+) -> Witness:
+    """The record of a witness; the way out is an option, by default that for the topic.
 
     Raises:
         WitnessError: a topic differs that is not accepted.
@@ -114,10 +121,10 @@ def judged(findings: list[Finding], accepted: tuple[WitnessTopic, ...]) -> Witne
     layers = next((finding.layers for finding in findings if finding.layers), None)
     for finding in topics:
         if finding.first is not None and finding.topic not in accepted:
+            option = way_out or f"--accept-difference '{finding.topic}'"
             raise WitnessError(
                 f"{finding.by} reads this checkpoint differently: {finding.topic}, "
-                f"{finding.first}. If you know that the bundle is right, add "
-                f"--accept-difference '{finding.topic}'."
+                f"{finding.first}. If you know that the bundle is right, add {option}."
             )
     if not any(finding.questions for finding in topics):
         reasons = [finding.unasked for finding in topics if finding.unasked]

@@ -16,6 +16,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         least_layers: layers that a shorter model has at least; None if it must not be shorter.
         first_layers: folder of the certificate of a shorter model, which appears once the depth is
             known.
+        run_time_adapter: folder whose certificate replaces the bundle's; numbers alone are asked.
         unlike: why the numbers differ on purpose; None if they do not.
         gguf_keys: names of what a GGUF file says of its model.
         mapped: bytes of the checkpoint's weights; maps of them count as allocated.
@@ -30,6 +31,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     least_layers: int | None = None
     first_layers: str | None = None
+    run_time_adapter: str | None = None
     unlike: str | None = None
     gguf_keys: tuple[str, ...] = ()
     mapped: int = 0

@@ -50,6 +50,7 @@ class Bundled:
     Attributes:
         bundle: its files.
         has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
+        adapter: folder of an adapter for run time, with a certificate.
         first_layers: folder of the certificate of its first layers, where the publisher's model has
             no more; it appears once it is computed.
     """
@@ -57,6 +58,7 @@ class Bundled:
     def __init__(self, folder: Path, *, has_own_tokenizer: bool = False) -> None:
         self.bundle = open_bundle(folder)
         self.has_own_tokenizer = has_own_tokenizer
+        self.adapter: Path | None = None
         self.first_layers: Path | None = None
 
     @property
@@ -119,12 +121,13 @@ class Bundled:
         """Whether its numbers can be compared with those of the trained model."""
         has_rounded_cache = any(state.dtype == "int8" for state in self.manifest.states)
         is_exact = self.manifest.precision == "fp32" and not has_rounded_cache
-        return is_exact and "cpu" in self.manifest.devices
+        # the certificate compares what an adapter changes at run time
+        return is_exact and "cpu" in self.manifest.devices and self.adapter is None
 
     @cached_property
     def certificate(self) -> Certificate:
         """Its certificate, whose reference our readers and PyTorch computed."""
-        return read_certificate(self.bundle)
+        return read_certificate(self.bundle) if self.adapter is None else self._read(self.adapter)
 
     @property
     def weight_bytes(self) -> int:
@@ -143,6 +146,9 @@ class Bundled:
         assert folder is not None
         while not folder.exists():  # the export ends this process if it takes too long
             time.sleep(POLL_SECONDS)
+        return self._read(folder)
+
+    def _read(self, folder: Path) -> Certificate:
         data, arrays = (folder / JSON_NAME).read_bytes(), folder / ARRAYS_NAME
         return decode_certificate(data, arrays.read_bytes, self.manifest)
 

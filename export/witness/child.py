@@ -41,6 +41,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
         from ortolan.export.witness.floats import NAME, unread_key
         from ortolan.export.witness.publisher import Publisher, quiet
         from ortolan.export.witness.topics import TOPICS
+        from ortolan.export.witness.topics.logits import LOGITS
     except Exception as error:  # it needs another version of a package
         reason = f"transformers cannot be imported ({' '.join(str(error).split())[:120]})"
         yield Finding(topic="rest", by="transformers", unasked=reason)
@@ -60,10 +61,13 @@ def answers(brief: Brief) -> Iterator[Finding]:
     publisher.unasked = brief.unlike
     if (key := unread_key(brief.gguf_keys)) is not None:
         publisher.unasked = f"{NAME} does not read {key} of this GGUF file"
-    plan = tuple(topic.name for topic in TOPICS if _has_questions(topic, bundled))
+    topics = TOPICS
+    if brief.run_time_adapter is not None:
+        bundled.adapter, topics = Path(brief.run_time_adapter), (LOGITS,)
+    plan = tuple(topic.name for topic in topics if _has_questions(topic, bundled))
     _fit(brief, bundled, publisher)
     yield Finding(topic="", by=publisher.name, plan=plan, layers=publisher.layers)
-    for topic in TOPICS:
+    for topic in topics:
         yield from _ask(topic, bundled, publisher)
 
 

@@ -6,15 +6,16 @@ None of Ortolan's readers is imported here, as in `publisher.py`.
 import errno
 import inspect
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import integrations
+from transformers import integrations, modeling_gguf_pytorch_utils
 
 NAME = f"transformers {version('transformers')}"
 """The library and its version."""
@@ -28,6 +29,10 @@ ROUNDED = {"awq": 0.1, "compressed-tensors": 0.1, "gptq": 0.1}
 
 IMPLIED = ("attention.key_length", "attention.value_length")
 """Keys of GGUF files that the shapes of tensors say as well."""
+
+
+FINDER = "get_gguf_hf_weights_map"
+"""Function that names the parameters of the tensors of a GGUF file."""
 
 
 class UnansweredError(Exception):
@@ -58,15 +63,16 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
     options: dict[str, Any] = {"config": config, "dtype": torch.float32, **file}
     if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
         options["add_pooling_layer"] = False  # many folders have no weights for it
-    try:
-        model, report = kind.from_pretrained(
-            folder, attn_implementation="eager", output_loading_info=True, **options
-        )
-    except ValueError as error:
-        if "attention" not in str(error):
-            raise
-        model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
-    if file and (unread := sorted(report["unexpected_keys"])):
+    with left_out(config) as unread:
+        try:
+            model, report = kind.from_pretrained(
+                folder, attn_implementation="eager", output_loading_info=True, **options
+            )
+        except ValueError as error:
+            if "attention" not in str(error):
+                raise
+            model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
+    if file and (unread := [*unread, *sorted(report["unexpected_keys"])]):
         raise UnansweredError(f"{NAME} does not read {unread[0]} of this GGUF file")
     if missing := sorted(report["missing_keys"]):
         raise UnansweredError(f"{NAME} finds no weights for {missing[0]}")
@@ -78,6 +84,46 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
         with suppress(NotImplementedError):  # such a product rounds its inputs
             model = model.dequantize(dtype=torch.float32)
     return model, ROUNDED.get(method, 0.0)
+
+
+class _Named(dict[str, str]):
+    """Names of parameters by those of a GGUF file; reports each tensor that has none."""
+
+    def __init__(self, names: Mapping[str, str], report: Callable[[str], None]) -> None:
+        super().__init__(names)
+        self._report = report
+
+    def __contains__(self, name: object) -> bool:
+        is_named = super().__contains__(name)
+        if isinstance(name, str) and not is_named:
+            self._report(name)
+        return is_named
+
+
+@contextmanager
+def left_out(config: Any) -> Iterator[list[str]]:
+    """Collect the tensors of a GGUF file that transformers skips without a word."""
+    names: list[str] = []
+    layers = getattr(config, "num_hidden_layers", 0)
+
+    def report(name: str) -> None:
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if layer is None or int(layer[1]) < layers:  # a shallow model has no others
+            names.append(name)
+
+    find = getattr(modeling_gguf_pytorch_utils, FINDER, None)
+    if find is None:
+        yield names
+        return
+    setattr(
+        modeling_gguf_pytorch_utils,
+        FINDER,
+        lambda *own, **named: _Named(find(*own, **named), report),
+    )
+    try:
+        yield names
+    finally:
+        setattr(modeling_gguf_pytorch_utils, FINDER, find)
 
 
 def unread_key(keys: Sequence[str]) -> str | None:

@@ -29,6 +29,7 @@ from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.bundle.witness import Witness
 from ortolan.runtime.errors import AdapterError, BundleFileError
 
 NAME = "adapter.json"
@@ -81,6 +82,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ranks: distinct ranks of their updates, ascending.
         updates: the updates, in the order of adapter.bin.
         quality: distance of the adapted bundle from the adapted model.
+        witness: what PEFT computes; `None` in adapters of older versions.
     """
 
     schema: Literal[1]
@@ -91,6 +93,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     updates: Annotated[tuple[Update, ...], Meta(min_length=1, max_length=limits.MAX_QUANTIZED)]
     files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
     quality: Quality | None = None
+    witness: Witness | None = None
 
 
 class _Version(msgspec.Struct):

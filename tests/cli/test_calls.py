@@ -69,7 +69,7 @@ LINES = (
     "--root-path /llm/ --request-timeout 7 --shutdown-timeout 2 --log-prompts",
     "train recipe.toml",
     "train recipe.toml out",
-    "adapter in out --bundle decoder --checkpoint org/base --force",
+    "adapter in out --bundle decoder --checkpoint org/base --force --no-witness",
     "export in out",
     "export in out --precision fp16 --device cuda --max-context 7 --calibration notes.json "
     "--force --revision v1",

@@ -7,7 +7,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.opening import opened
-from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.output import print_json, print_table, quality_rows, size, witness_row
 from ortolan.cli.progress import progress
 
 
@@ -23,9 +23,21 @@ from ortolan.cli.progress import progress
     help="Checkpoint that BUNDLE was exported from. Default: the one that the adapter names.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing adapter at OUT.")
+@click.option(
+    "--witness/--no-witness",
+    default=True,
+    help="Ask PEFT, where it is installed, what it computes, and reject an adapter that computes "
+    "something else.",
+)
 @options.as_json
 def adapter_command(
-    source: str, out: Path, bundle: Path, checkpoint: str | None, force: bool, as_json: bool
+    source: str,
+    out: Path,
+    bundle: Path,
+    checkpoint: str | None,
+    force: bool,
+    witness: bool,
+    as_json: bool,
 ) -> None:
     """Convert the PEFT LoRA adapter SOURCE to the folder OUT, for one bundle.
 
@@ -41,13 +53,20 @@ def adapter_command(
 
     with progress() as steps:
         adapter = export_adapter(
-            source, out, bundle=bundle, checkpoint=checkpoint, force=force, progress=steps
+            source,
+            out,
+            bundle=bundle,
+            checkpoint=checkpoint,
+            force=force,
+            witness=witness,
+            progress=steps,
         )
     manifest = adapter.manifest
     total = sum(file.size for file in manifest.files)
     if as_json:
         fields = msgspec.to_builtins(manifest)
-        shown = {name: fields[name] for name in ("bundle", "ranks", "modules", "quality")}
+        names = ("bundle", "ranks", "modules", "quality", "witness")
+        shown = {name: fields[name] for name in names}
         print_json({"adapter": str(out.absolute()), "bytes": total, **shown})
         return
     print_table(
@@ -55,6 +74,7 @@ def adapter_command(
             ("adapter", f"{out} ({size(total)}, rank {', '.join(map(str, manifest.ranks))})"),
             ("modules", ", ".join(manifest.modules)),
             *quality_rows(manifest.quality),
+            witness_row(manifest.witness),
         ]
     )
 

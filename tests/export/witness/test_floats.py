@@ -89,6 +89,16 @@ def test_keys_that_transformers_does_not_read_are_told(
     assert unread_key(_gguf_keys(file)) == "llama.rope.scaling.type"
 
 
+def test_tensors_that_transformers_skips_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf("llama-tied-biased", tmp_path, monkeypatch)
+    reason = r"does not read blk\.0\.attn_\w+\.bias of this GGUF file"
+    with pytest.raises(UnansweredError, match=reason):
+        _ = Publisher(file, kind="decoder").model
+    _ = Publisher(write_gguf("llama", tmp_path, monkeypatch), kind="decoder").model
+
+
 def test_an_architecture_that_transformers_does_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
