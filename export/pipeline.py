@@ -30,7 +30,7 @@ from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.quantize.stored import default_precision
 from ortolan.export.settings import Plan, resolve
-from ortolan.export.source import Source, open_exportable
+from ortolan.export.source import AnySource, open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.windows import with_windows
@@ -59,7 +59,7 @@ from ortolan.runtime.verification.verified import remember, stamps
 
 
 def export(
-    source: Source,
+    source: AnySource,
     out: str | Path,
     *,
     precision: Precision | None = None,
@@ -120,8 +120,8 @@ def export(
 
 
 def _located(
-    source: Source, revision: str | None, options: ExportOptions, progress: Progress | None
-) -> tuple[Source, ExportOptions]:
+    source: AnySource, revision: str | None, options: ExportOptions, progress: Progress | None
+) -> tuple[AnySource, ExportOptions]:
     """Fetch the source and the adapter, where they are names on the Hub."""
     source = located(source, revision=revision, via=options.via, progress=progress)
     if options.adapter is not None:
@@ -158,7 +158,7 @@ def _build(folder: Path, model: Exportable, plan: Plan, data: Data, progress: Pr
 
 
 def _open(
-    source: Source, max_context: int | None, options: ExportOptions, reference: Reference | None
+    source: AnySource, max_context: int | None, options: ExportOptions, reference: Reference | None
 ) -> Exportable:
     """Open the source, and the model to compare it with."""
     model = open_exportable(source, options, max_context=max_context)

@@ -16,7 +16,7 @@ from ortolan.export.preview.cost import Cost, costs
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.stored import default_precision
 from ortolan.export.settings import resolve
-from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
+from ortolan.export.source import AnySource, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.ctc_symbols import VOCABULARY
 from ortolan.export.source.names import located
@@ -83,7 +83,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preview(
-    source: Source,
+    source: AnySource,
     *,
     revision: str | None = None,
     via: Via | None = None,

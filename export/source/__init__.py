@@ -45,7 +45,7 @@ from ortolan.modeling.families import FAMILIES, unknown_family
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 
-__all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
+__all__ = ["AnySource", "open_exportable", "unknown_keys_of", "way_of"]
 
 DECODER_APART = frozenset({"whisper"})
 """Families of encoder-decoders whose decoders alone are read with transformers."""
@@ -53,18 +53,18 @@ DECODER_APART = frozenset({"whisper"})
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """Suffixes of transformers' classes of causal language models."""
 
-Source = str | Path | Checkpoint | nn.Module
+AnySource = str | Path | Checkpoint | nn.Module
 """A checkpoint (see `open_checkpoint`), or a live model: from `ortolan.modeling`, from
 transformers, or a user's own module."""
 
 
 def open_exportable(
-    source: Source, options: ExportOptions = DEFAULTS, *, max_context: int | None = None
+    source: AnySource, options: ExportOptions = DEFAULTS, *, max_context: int | None = None
 ) -> Exportable:
     """Open a source of any kind.
 
     Args:
-        source: see `Source`.
+        source: see `AnySource`.
         options: how to read it: `via`, `adapter`, `text_only`, `mtp`, `tokenizer` and
             `accept_unknown`.
         max_context: longest context in tokens; by default the model's own, or the longest that

@@ -15,7 +15,7 @@ from ortolan.export.errors import WitnessError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions, WitnessTopic
 from ortolan.export.progress import Progress, silent
-from ortolan.export.source import Source
+from ortolan.export.source import AnySource
 from ortolan.export.witness.brief import Brief, Finding
 from ortolan.export.witness.shallow import least_layers, write_first_layers
 from ortolan.modeling.checkpoint.checkpoint import GGUF, Checkpoint, open_checkpoint
@@ -33,7 +33,7 @@ NAMES: tuple[WitnessTopic, ...] = get_args(WitnessTopic)
 
 def ask(
     folder: Path,
-    source: Source,
+    source: AnySource,
     model: Exportable,
     options: ExportOptions,
     max_context: int | None = None,
