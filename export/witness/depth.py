@@ -21,15 +21,24 @@ def float32_bytes(module: nn.Module) -> int:
     return 4 * sum(parameter.numel() for parameter in module.parameters())
 
 
+COUNTS = (
+    *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
+    *("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+)
+"""Keys of numbers of layers."""
+
+
 def shortened(config: Any, layers: int) -> Any:
-    """The config of the first layers of the text model."""
+    """The config of the first layers of the text model; of an encoder-decoder, on both sides."""
     config = deepcopy(config)
     text = config.get_text_config()
     whole = text.num_hidden_layers
     for name, value in list(vars(text).items()):
         if isinstance(value, list | tuple) and len(value) == whole:
             setattr(text, name, value[:layers])  # one item per layer
-    text.num_hidden_layers = layers
+    for name in COUNTS:
+        if isinstance(own := getattr(text, name, None), int):
+            setattr(text, name, min(own, layers))
     return config
 
 

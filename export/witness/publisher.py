@@ -56,6 +56,9 @@ AUTO = {
 }
 """Class that loads a checkpoint whose config names none, by kind of bundle."""
 
+STACKS = {"encoder": 1, "encoder-decoder": 2}
+"""Lists of layers that a shorter model has fewer of, by kind of bundle."""
+
 SENTENCES = "sentence_transformers"
 """Package of sentence-transformers."""
 
@@ -351,6 +354,8 @@ class Publisher:
             return
         with suppress(Exception):  # some configs have no shorter form
             lists = stacks(whole, skeleton(self._class, shortened(self.config, 1)))
+            if self.kind != "decoder" and len(lists) != STACKS[self.kind]:
+                return
             layers = max([least_layers, *(first_of_each(kinds_of(part)) for part in lists)])
             short = skeleton(self._class, shortened(self.config, layers))
             if float32_bytes(short) + LIBRARIES <= memory and begins(whole, short):

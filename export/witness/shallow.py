@@ -1,7 +1,7 @@
-"""The reference of a decoder after its first layers, for a publisher's model that has no more."""
+"""The reference of a model after its first layers, for a publisher's model that has no more."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,30 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.proof.certificate import certify, thresholds
 from ortolan.export.proof.probes import make_probes
 from ortolan.export.witness.depth import first_of_each
-from ortolan.modeling.models.transformer import DecoderModel
+from ortolan.modeling.models.stack import Stack
+from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.verification.certificate_files import write_certificate
 
 
 def least_layers(model: Exportable) -> int | None:
     """Layers of the shortest beginning with one of each kind; None if there is no such thing."""
-    module: Any = model.module
-    if model.kind != "decoder" or model.output is not None or model.original is not None:
+    if model.original is not None:
         return None
-    if isinstance(module, DecoderModel):
-        return first_of_each(module.config.blocks)
-    return 1 if _lists(module) else None  # transformers itself tells its layers apart
+    if stacks := _stacks(model.module):
+        # an encoder of images may stand next to one of texts, which has layers of its own
+        is_alone = model.kind != "encoder" or isinstance(model.source, TextSource)
+        return max(first_of_each(own.config.blocks) for own in stacks) if is_alone else None
+    # transformers itself tells its layers apart
+    return 1 if model.kind == "decoder" and _lists(model.module) else None
 
 
 def write_first_layers(folder: Path, model: Exportable, layers: int) -> None:
     """Write the certificate of the first layers to a folder, which appears when it is complete."""
     with stopped(model.module, layers):
         probes = make_probes(replace(model, features=None), None, proof="quick", windows=False)
-        certificate = certify(model, probes, thresholds=thresholds("fp32"))
+        certificate = certify(
+            model, probes, thresholds=thresholds("fp32", output=model.output_kind)
+        )
     incomplete = folder.with_suffix(".incomplete")
     incomplete.mkdir()
     write_certificate(incomplete, certificate)
@@ -39,22 +44,23 @@ def write_first_layers(folder: Path, model: Exportable, layers: int) -> None:
 
 @contextmanager
 def stopped(module: Any, layers: int) -> Iterator[None]:
-    """Make a decoder end after its first layers."""
-    config = module.config
-    lists: dict[str, nn.ModuleList]
-    if isinstance(module, DecoderModel):
-        lists = {} if config.shared_block else {"blocks": module.blocks}
-        module.config = replace(config, blocks=config.blocks[:layers])
-    else:
-        lists = _lists(module)
-    for name, whole in lists.items():
-        module.set_submodule(name, whole[:layers])
-    try:
+    """Make a model end after its first layers: of an encoder-decoder, on both sides."""
+    with ExitStack() as undo:
+        for stack in _stacks(module):
+            undo.callback(setattr, stack, "config", stack.config)
+            stack.config = replace(stack.config, blocks=stack.config.blocks[:layers])
+            if not stack.config.shared_block:
+                undo.callback(setattr, stack, "blocks", stack.blocks)
+                stack.blocks = stack.blocks[:layers]
+        for name, whole in {} if _stacks(module) else _lists(module).items():
+            undo.callback(module.set_submodule, name, whole)
+            module.set_submodule(name, whole[:layers])
         yield
-    finally:
-        module.config = config
-        for name, whole in lists.items():
-            module.set_submodule(name, whole)
+
+
+def _stacks(module: nn.Module) -> list[Stack]:
+    """The encoder, the decoder, or both, of Ortolan's own models."""
+    return [part for part in module.modules() if isinstance(part, Stack)]
 
 
 def _lists(module: Any) -> dict[str, nn.ModuleList]:

@@ -24,7 +24,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 def probe_source(bundled: Bundled, number: int) -> Any:
     """What the encoder reads of a probe: token ids, pixels or samples; None without an encoder."""
-    source, certificate = bundled.manifest.source, bundled.certificate
+    source, certificate = bundled.manifest.source, bundled.reference
     probe = certificate.probes[number]
     vectors = probe.length if probe.source is None else probe.source
     match source:

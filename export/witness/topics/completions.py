@@ -50,7 +50,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
 
 def _texts(bundled: Bundled) -> Sequence[list[int]]:
     """The token ids that the certificate's probes begin with."""
-    certificate, source = bundled.certificate, bundled.manifest.source
+    certificate, source = bundled.reference, bundled.manifest.source
     if isinstance(source, TextSource):
         return [probe_source(bundled, number) for number in range(len(certificate.probes))]
     plain = [n for n, probe in enumerate(certificate.probes) if not probe.features]

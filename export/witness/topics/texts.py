@@ -27,7 +27,7 @@ def questions(bundled: Bundled) -> Mapping[str, str | None]:
     tokenizer = bundled.tokenizer
     if tokenizer is None:
         return {}
-    added, half = [row["content"] for row in _added(tokenizer)], MOST_ADDED // 2
+    added, half = [row["content"] for row in added_tokens(tokenizer)], MOST_ADDED // 2
     shown = added if len(added) <= MOST_ADDED else [*added[:half], *added[-half:]]
     return {
         ADDED: None,
@@ -41,7 +41,9 @@ def ours(bundled: Bundled, text: str | None) -> Answer:
     tokenizer = bundled.tokenizer
     assert tokenizer is not None
     if text is None:
-        return {row["id"]: _shown(row["content"], row["special"]) for row in _added(tokenizer)}
+        return {
+            row["id"]: _shown(row["content"], row["special"]) for row in added_tokens(tokenizer)
+        }
     ids = tokenizer.encode(text)
     return {
         "ids": ids,
@@ -80,7 +82,8 @@ def explain(bundled: Bundled, publisher: Publisher, text: str | None) -> str | N
     return None
 
 
-def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Rows of a tokenizer's added tokens, with `id`, `content` and `special`."""
     rows: list[dict[str, Any]] = msgspec.json.decode(tokenizer.to_json())["added_tokens"]
     return rows
 

@@ -1,34 +1,53 @@
 """Every token: its text, and the tokens of that text, which need every merge."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from random import Random
 
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic, with_either_tokenizer
+from ortolan.export.witness.topics.texts import added_tokens
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 MOST = 1 << 16
-"""Tokens that are asked about: all of most vocabularies, else evenly spread ones."""
+"""Tokens that are asked about: all of most vocabularies, else those near added ones, then others at
+random."""
+
+NEAR = 8
+"""Ids on either side of a place where added tokens begin or end that are near it."""
 
 AT_ONCE = 1024
 """Tokens in one text. Short texts take longer to hand over than to encode."""
 
 
-def questions(bundled: Bundled) -> Mapping[str, range]:
-    """Ranges of ids."""
+def questions(bundled: Bundled) -> Mapping[str, Sequence[int]]:
+    """Ids, which are in order within a question."""
     tokenizer = bundled.tokenizer
     if tokenizer is None:
         return {}
     size = tokenizer.vocab_size
-    step = -(-size // MOST)
-    ranges = (
-        range(at, min(at + AT_ONCE * step, size), step) for at in range(0, size, AT_ONCE * step)
-    )
-    return {f"tokens {ids[0]} to {ids[-1]}": ids for ids in ranges}
+    ids: Sequence[int] = range(size)
+    if size > MOST:
+        near = _near(tokenizer, size)
+        known = set(near)
+        # as random as a checkpoint, and the same for each of its bundles
+        chance = Random(bundled.manifest.provenance.source_sha256)
+        ids = [*near, *(own for own in chance.sample(ids, MOST) if own not in known)]
+    parts = [sorted(ids[at : at + AT_ONCE]) for at in range(0, len(ids), AT_ONCE)]
+    return {f"{len(part)} tokens from {part[0]} to {part[-1]}": part for part in parts}
 
 
-def ours(bundled: Bundled, ids: range) -> Answer:
+def _near(tokenizer: Tokenizer, size: int) -> list[int]:
+    """Added tokens, and those near the ends of their runs and of the vocabulary."""
+    added = {row["id"] for row in added_tokens(tokenizer)}
+    ends = [0, size, *(own for own in range(1, size) if (own in added) != (own - 1 in added))]
+    near = {own for end in ends for own in range(end - NEAR, end + NEAR)}
+    return sorted(own for own in near | added if 0 <= own < size)
+
+
+def ours(bundled: Bundled, ids: Sequence[int]) -> Answer:
     """Texts by id, and the ids of all these texts as lines and as words."""
     tokenizer = bundled.tokenizer
     assert tokenizer is not None
@@ -37,7 +56,7 @@ def ours(bundled: Bundled, ids: range) -> Answer:
     return {"texts": texts, **encoded}
 
 
-def theirs(publisher: Publisher, ids: range) -> Answer:
+def theirs(publisher: Publisher, ids: Sequence[int]) -> Answer:
     """The same from the publisher's tokenizer."""
     tokenizer = publisher.tokenizer
     texts = _texts(partial(tokenizer.decode, clean_up_tokenization_spaces=False), ids)
@@ -45,7 +64,7 @@ def theirs(publisher: Publisher, ids: range) -> Answer:
     return {"texts": texts, **encoded}
 
 
-def explain(bundled: Bundled, publisher: Publisher, ids: range) -> str | None:
+def explain(bundled: Bundled, publisher: Publisher, ids: Sequence[int]) -> str | None:
     """The first token whose text is encoded differently."""
     for token in ids:
         text = publisher.tokenizer.decode([token], clean_up_tokenization_spaces=False)
