@@ -14,6 +14,8 @@
 #define FLASH_SWITCH "ORT_GQA_DISABLE_FLASH_ATTENTION"
 #define MAX_CONTEXT (1 << 21)
 #define MAX_VOCABULARY (1 << 20)
+#define MAX_LABELS (1 << 15)
+#define MAX_OUTPUT (1 << 20) /* numbers of a vector */
 #define MAX_DIMENSION ((int64_t)1 << 40)
 #define MAX_STATE_NUMBERS ((int64_t)1 << 31) /* of one token; of a state that is replaced */
 
@@ -65,6 +67,15 @@ static bool is_listed(const ortolan_bundle *bundle, const ortolan_fields *in, co
   return ortolan_bundle_find(bundle, name) != NULL || ortolan_invalid(in, path, "a name among `files`");
 }
 
+/* A listed file, or null. */
+static bool read_name(ortolan_bundle *bundle, const json_value *root, const char *key,
+                      const char **name, const ortolan_fields *in) {
+  const json_value *value = ortolan_json_field(root, key);
+  if (value != NULL && value->type == JSON_NULL) return true;
+  *name = ortolan_string(in, root, "", key);
+  return is_listed(bundle, in, key, *name);
+}
+
 static bool read_weights(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
   const json_value *weights = ortolan_array(in, root, "", "weights", ORTOLAN_MAX_FILES);
   if (weights == NULL) return false;
@@ -72,10 +83,9 @@ static bool read_weights(ortolan_bundle *bundle, const json_value *root, const o
     if (item->type != JSON_STRING) return ortolan_invalid(in, "weights", "names");
     if (!is_listed(bundle, in, "weights", item->string)) return false;
   }
-  const json_value *certificate = ortolan_json_field(root, "certificate");
-  if (certificate != NULL && certificate->type == JSON_NULL) return true;
-  bundle->certificate = ortolan_string(in, root, "", "certificate");
-  return is_listed(bundle, in, "certificate", bundle->certificate);
+  return read_name(bundle, root, "certificate", &bundle->certificate, in) &&
+         (ortolan_json_field(root, "tokenizer") == NULL ||
+          read_name(bundle, root, "tokenizer", &bundle->tokenizer, in));
 }
 
 /* --- the model --- */
@@ -214,12 +224,90 @@ static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const or
          ortolan_known_keys(in, tokens, "tokens",
                             "bos eos pad start forced_first forced_last suppressed") &&
          read_token(bundle, tokens, "bos", &bundle->bos, in) &&
+         read_token(bundle, tokens, "pad", &bundle->pad, in) &&
          read_token(bundle, tokens, "forced_first", &bundle->forced_first, in) &&
          read_token(bundle, tokens, "forced_last", &bundle->forced_last, in) &&
          read_token_list(bundle, tokens, "eos", ORTOLAN_MAX_STOP_TOKENS, bundle->eos,
                          &bundle->eos_count, in) &&
          read_token_list(bundle, tokens, "suppressed", ORTOLAN_MAX_SUPPRESSED, bundle->suppressed,
                          &bundle->suppressed_count, in);
+}
+
+/* --- encoders --- */
+
+static bool read_labels(ortolan_bundle *bundle, const json_value *output,
+                        const ortolan_fields *in) {
+  const json_value *labels = ortolan_array(in, output, "output", "labels", MAX_LABELS);
+  if (labels == NULL) return false;
+  bundle->labels = calloc(labels->count + 1, sizeof *bundle->labels);
+  if (bundle->labels == NULL) return ortolan_no_memory(in->error);
+  for (const json_value *item = labels->item; item != NULL; item = item->next) {
+    if (item->type != JSON_STRING) return ortolan_invalid(in, "output.labels", "names");
+    bundle->labels[bundle->label_count++] = item->string;
+  }
+  return (int64_t)bundle->label_count == bundle->output_size ||
+         ortolan_invalid(in, "output.labels", "as many as `output.size`");
+}
+
+static bool read_output(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  static const char *const kinds[] = {"scores", "labels", "tags", "embedding"};
+  const json_value *output = ortolan_object(in, root, "", "output");
+  const char *kind = output == NULL ? NULL : ortolan_string(in, output, "output", "kind");
+  size_t place = 0;
+  if (kind == NULL || !ortolan_known_keys(in, output, "output", "kind size labels")) return false;
+  while (place < 4 && strcmp(kinds[place], kind) != 0) place++;
+  if (place == 4)
+    return ortolan_fail(in->error, ORTOLAN_KIND,
+                        "This encoder computes %.40s; this library computes embeddings and "
+                        "scores of labels. Use Ortolan's Python runtime for it.",
+                        kind);
+  if (!ortolan_integer(in, output, "output", "size", 1, MAX_OUTPUT, &bundle->output_size))
+    return false;
+  bundle->scores = (ortolan_scores)(place % 3);
+  return place == 3 || read_labels(bundle, output, in);
+}
+
+static bool read_source(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *source = ortolan_object(in, root, "", "source"), *field;
+  const char *kind = source == NULL ? NULL : ortolan_string(in, source, "source", "kind");
+  int64_t tokens, padding = -1;
+  if (kind == NULL) return false;
+  if (strcmp(kind, "text") != 0)
+    return ortolan_fail(in->error, ORTOLAN_KIND,
+                        "This encoder reads inputs of the kind %.40s; this library reads texts. "
+                        "Use Ortolan's Python runtime for it.",
+                        kind);
+  if (!ortolan_known_keys(in, source, "source",
+                          "kind max_tokens vocab_size prompts default_prompt pairs types padding") ||
+      !ortolan_integer(in, source, "source", "max_tokens", 1, MAX_CONTEXT, &tokens))
+    return false;
+  if (tokens != bundle->context_length)
+    return ortolan_invalid(in, "source.max_tokens", "the context_length");
+  bundle->types = 1;
+  if (ortolan_json_field(source, "types") != NULL &&
+      !ortolan_integer(in, source, "source", "types", 1, 1 << 20, &bundle->types))
+    return false;
+  field = ortolan_json_field(source, "padding");
+  if (field != NULL && field->type != JSON_NULL &&
+      !ortolan_integer(in, source, "source", "padding", 0, bundle->vocab_size - 1, &padding))
+    return false;
+  bundle->padding = (int32_t)padding;
+  field = ortolan_json_field(source, "pairs");
+  bundle->has_pairs = field != NULL && field->boolean;
+  field = ortolan_json_field(source, "default_prompt");
+  bundle->default_prompt = field == NULL || field->type != JSON_STRING ? NULL : field->string;
+  bundle->prompts = ortolan_json_field(source, "prompts");
+  return bundle->default_prompt == NULL || *bundle->default_prompt == 0 ||
+         ortolan_json_field(bundle->prompts, bundle->default_prompt) != NULL ||
+         ortolan_invalid(in, "source.default_prompt", "one of the prompts");
+}
+
+static bool read_encoder(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *graphs = ortolan_object(in, root, "", "graphs");
+  bundle->is_encoder = true;
+  return graphs != NULL && ortolan_known_keys(in, graphs, "graphs", "encoder attention") &&
+         read_graph(bundle, graphs, "encoder", &bundle->decode, in) &&
+         read_source(bundle, root, in) && read_output(bundle, root, in);
 }
 
 /* --- settings of onnxruntime --- */
@@ -299,17 +387,19 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
                         in->file, (long long)schema, SCHEMA);
   const char *kind = ortolan_string(in, root, "", "kind");
   if (kind == NULL || !ortolan_known_keys(in, root, "", known_fields)) return false;
-  if (strcmp(kind, "decoder") != 0)
+  bool encodes = strcmp(kind, "encoder") == 0;
+  if (!encodes && strcmp(kind, "decoder") != 0)
     return ortolan_fail(in->error, ORTOLAN_KIND,
-                        "This bundle is of the kind %.40s; this library runs decoders. Use "
-                        "Ortolan's Python runtime for it.",
+                        "This bundle is of the kind %.40s; this library runs decoders and "
+                        "encoders. Use Ortolan's Python runtime for it.",
                         kind);
   return check_device(root, in) &&
          ortolan_integer(in, root, "", "context_length", 1, MAX_CONTEXT,
                          &bundle->context_length) &&
          ortolan_integer(in, root, "", "vocab_size", 1, MAX_VOCABULARY, &bundle->vocab_size) &&
          read_files(bundle, root, in) && read_weights(bundle, root, in) &&
-         read_graphs(bundle, root, in) && read_states(bundle, root, in) &&
+         (encodes ? read_encoder(bundle, root, in)
+                  : read_graphs(bundle, root, in) && read_states(bundle, root, in)) &&
          read_tokens(bundle, root, in) && read_host(bundle, root, in);
 }
 
@@ -339,6 +429,7 @@ bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_h
 void ortolan_bundle_close(ortolan_bundle *bundle) {
   ortolan_json_free(bundle->manifest);
   free(bundle->states);
+  free(bundle->labels);
   free(bundle->folder);
 }
 

@@ -8,7 +8,6 @@
 
 #include "internal.h"
 
-#define API_VERSION 22 /* the oldest that has every function below */
 #define CAPACITY_STEP 256
 #define CHUNK 64             /* tokens of a prompt per call */
 #define FEWEST 16            /* tokens of a chunk, however many scores they need */
@@ -188,11 +187,8 @@ ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
     return NULL;
   }
   engine->bundle = bundle;
-  engine->ort = OrtGetApiBase()->GetApi(API_VERSION);
+  engine->ort = ortolan_runtime(error);
   if (engine->ort == NULL) {
-    ortolan_fail(error, ORTOLAN_GRAPH,
-                 "onnxruntime %s is too old: version 1.%d or newer is needed. Install a newer one.",
-                 OrtGetApiBase()->GetVersionString(), API_VERSION);
     free(engine);
     return NULL;
   }

@@ -23,7 +23,7 @@ const char *ortolan_code_name(ortolan_code code) {
   static const char *const names[] = {"ok",     "bundle-not-found", "manifest",       "bundle-file",
                                       "graph",  "kind",             "device",         "input",
                                       "context-length", "sampling", "compute",        "numeric",
-                                      "certificate",    "memory"};
+                                      "certificate",    "memory",         "tokenizer"};
   return (size_t)code < sizeof names / sizeof *names ? names[code] : "unknown";
 }
 

@@ -79,23 +79,32 @@ typedef struct {
   const char *name, *value;
 } ortolan_setting;
 
+typedef enum { ORTOLAN_NO_SCORES, ORTOLAN_SOFTMAX, ORTOLAN_SIGMOID } ortolan_scores;
+
 typedef struct {
   char *folder;
   ortolan_json *manifest; /* owns all strings below */
   ortolan_file files[ORTOLAN_MAX_FILES];
   size_t file_count;
   int64_t context_length, vocab_size, query_heads;
-  ortolan_graph decode, prefill; /* the same graph, or two */
+  ortolan_graph decode, prefill; /* the same graph, or two; an encoder is `decode` */
   ortolan_state *states;
   size_t state_count;
   bool has_windows; /* the graphs read `window_starts` */
   int32_t bos, forced_first, forced_last; /* -1 for none */
   int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
   size_t eos_count, suppressed_count;
-  const char *certificate; /* NULL for none */
+  const char *certificate, *tokenizer; /* NULL for none */
   const char *optimizers[ORTOLAN_MAX_SETTINGS]; /* to disable */
   ortolan_setting variables[ORTOLAN_MAX_SETTINGS], entries[ORTOLAN_MAX_SETTINGS];
   size_t optimizer_count, variable_count, entry_count;
+  bool is_encoder, has_pairs;
+  int64_t output_size, types; /* types: of tokens; 1 if the graph reads none */
+  int32_t pad, padding;       /* padding: fills each text up to the context; -1 for none */
+  ortolan_scores scores;
+  const char **labels, *default_prompt;
+  size_t label_count;
+  const json_value *prompts; /* prefixes of texts by name, or NULL */
 } ortolan_bundle;
 
 /* Read manifest.json and check all files. Close it with ortolan_bundle_close, also after
@@ -163,11 +172,23 @@ bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, 
 /* --- engine.c: calls and states --- */
 
 typedef struct ortolan_engine ortolan_engine;
+typedef struct ortolan_encoder ortolan_encoder;
 
 struct ortolan_model {
   ortolan_bundle bundle;
-  ortolan_engine *engine;
+  ortolan_engine *engine;   /* of a decoder */
+  ortolan_encoder *encoder; /* or this */
+  ortolan_tokenizer *tokenizer; /* NULL until it is needed */
 };
+
+/* onnxruntime's functions, or NULL if it is too old. */
+const OrtApi *ortolan_runtime(ortolan_error *error);
+ortolan_encoder *ortolan_encoder_open(const ortolan_bundle *bundle, int threads,
+                                      ortolan_error *error);
+void ortolan_encoder_close(ortolan_encoder *encoder);
+
+/* Whether a token ends a sequence. */
+bool ortolan_ends(const ortolan_bundle *bundle, const ortolan_options *options, int32_t token);
 
 ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
                                     ortolan_error *error);

@@ -18,8 +18,11 @@ ortolan_model *ortolan_open(const char *folder, const ortolan_open_options *opti
   if (folder == NULL || options->threads < 0 || options->threads > 1024) {
     ortolan_fail(error, ORTOLAN_INPUT, "ortolan_open needs a folder and 0 to 1024 threads.");
   } else if (ortolan_bundle_open(&model->bundle, folder, options->skip_hashes, error)) {
-    model->engine = ortolan_engine_open(&model->bundle, options->threads, error);
-    if (model->engine != NULL) return model;
+    if (model->bundle.is_encoder)
+      model->encoder = ortolan_encoder_open(&model->bundle, options->threads, error);
+    else
+      model->engine = ortolan_engine_open(&model->bundle, options->threads, error);
+    if (model->engine != NULL || model->encoder != NULL) return model;
   }
   ortolan_close(model);
   return NULL;
@@ -28,6 +31,8 @@ ortolan_model *ortolan_open(const char *folder, const ortolan_open_options *opti
 void ortolan_close(ortolan_model *model) {
   if (model == NULL) return;
   ortolan_engine_close(model->engine);
+  ortolan_encoder_close(model->encoder);
+  ortolan_tokenizer_close(model->tokenizer);
   ortolan_bundle_close(&model->bundle);
   free(model);
 }
@@ -87,12 +92,11 @@ static bool choose_limit(sequence *s, size_t prompt_count, size_t capacity,
   return true;
 }
 
-static bool ends(const sequence *s, int32_t token) {
-  const ortolan_bundle *bundle = &s->model->bundle;
+bool ortolan_ends(const ortolan_bundle *bundle, const ortolan_options *options, int32_t token) {
   for (size_t i = 0; i < bundle->eos_count; i++)
     if (bundle->eos[i] == token) return true;
-  for (size_t i = 0; i < s->options->stop_count; i++)
-    if (s->options->stop_tokens[i] == token) return true;
+  for (size_t i = 0; i < options->stop_count; i++)
+    if (options->stop_tokens[i] == token) return true;
   return false;
 }
 
@@ -123,7 +127,7 @@ static bool continue_sequence(sequence *s, ortolan_finish *finish, ortolan_error
     s->tokens[s->count++] = token;
     bool goes_on = s->options->on_token == NULL ||
                    s->options->on_token(token, s->options->context);
-    *finish = ends(s, token) ? ORTOLAN_STOP : goes_on ? ORTOLAN_LENGTH : ORTOLAN_CANCELLED;
+    *finish = ortolan_ends(&s->model->bundle, s->options, token) ? ORTOLAN_STOP : goes_on ? ORTOLAN_LENGTH : ORTOLAN_CANCELLED;
     if (*finish != ORTOLAN_LENGTH || s->count == s->limit) return true;
     if (!ortolan_engine_append(s->model->engine, &token, 1, 0, 1, s->logits, error)) return false;
   }
@@ -137,6 +141,9 @@ bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt
   sequence s = {.model = model, .options = options == NULL ? &greedy : options, .tokens = tokens};
   if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
   *count = 0;
+  if (model->engine == NULL)
+    return ortolan_fail(error, ORTOLAN_KIND,
+                        "This bundle is not a decoder. Use ortolan_embed or ortolan_classify.");
   if (prompt_count == 0 && model->bundle.bos >= 0) prompt = &model->bundle.bos, prompt_count = 1;
   if (prompt_count == 0)
     return ortolan_fail(error, ORTOLAN_INPUT,

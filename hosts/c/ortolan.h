@@ -1,8 +1,7 @@
-/* Ortolan bundles in C: open one, generate token ids, verify it on this machine.
+/* Ortolan bundles in C: open one, generate text, embed and classify texts, verify a bundle here.
  *
- * A bundle is a folder written by `ortolan export`. This library reads decoders and computes on the
- * CPU with onnxruntime's C API. It works on token ids: encode and decode text with the bundle's
- * tokenizer.json.
+ * A bundle is a folder written by `ortolan export`. This library reads decoders and encoders of
+ * texts, and computes on the CPU with onnxruntime's C API.
  *
  *     ortolan_error error;
  *     ortolan_model *model = ortolan_open("bundle", NULL, &error);
@@ -29,7 +28,7 @@ typedef enum {
   ORTOLAN_MANIFEST,         /* manifest.json is malformed, or of another schema */
   ORTOLAN_BUNDLE_FILE,      /* a listed file is missing, resized, altered or not a plain file */
   ORTOLAN_GRAPH,            /* onnxruntime cannot load a graph, or it does not fit the manifest */
-  ORTOLAN_KIND,             /* the bundle is not a decoder */
+  ORTOLAN_KIND,             /* the bundle is of another kind than the call needs */
   ORTOLAN_DEVICE,           /* the bundle was not exported for a CPU */
   ORTOLAN_INPUT,            /* token ids or options are wrong */
   ORTOLAN_CONTEXT_LENGTH,   /* prompt and new tokens exceed the context */
@@ -38,6 +37,7 @@ typedef enum {
   ORTOLAN_NUMERIC,          /* the model returned logits that are not finite */
   ORTOLAN_CERTIFICATE,      /* the certificate is damaged or of another schema */
   ORTOLAN_MEMORY,           /* out of memory */
+  ORTOLAN_TOKENIZER,        /* tokenizer.json is damaged, or cannot read this text or these ids */
 } ortolan_code;
 
 typedef struct {
@@ -109,6 +109,105 @@ typedef enum {
 bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
                       const ortolan_options *options, int32_t *tokens, size_t capacity,
                       size_t *count, ortolan_finish *finish, ortolan_error *error);
+
+/* --- text --- */
+
+/* Texts are UTF-8, with their size in bytes; they may contain NUL. A tokenizer does not change once
+ * it is open: threads may share it. A stream serves one thread. */
+typedef struct ortolan_tokenizer ortolan_tokenizer;
+typedef struct ortolan_stream ortolan_stream;
+
+/* Read tokenizer.json from a folder. Returns NULL and fills `error` on failure; a part that this
+ * library does not know is named. */
+ortolan_tokenizer *ortolan_tokenizer_open(const char *folder, ortolan_error *error);
+void ortolan_tokenizer_close(ortolan_tokenizer *tokenizer); /* NULL is fine */
+
+/* Encode a text. `special_tokens` lets the tokenizer add tokens around it. `max_tokens` cuts it at
+ * its end; 0 does not. Writes at most `capacity` ids, and the number of all ids to `count`. */
+bool ortolan_encode(const ortolan_tokenizer *tokenizer, const char *text, size_t size,
+                    bool special_tokens, size_t max_tokens, int32_t *ids, size_t capacity,
+                    size_t *count, ortolan_error *error);
+/* Encode two texts as one input, with the type of each token. `max_tokens` cuts the longer text
+ * first. `types` may be NULL. */
+bool ortolan_encode_pair(const ortolan_tokenizer *tokenizer, const char *first, size_t first_size,
+                         const char *second, size_t second_size, size_t max_tokens, int32_t *ids,
+                         int32_t *types, size_t capacity, size_t *count, ortolan_error *error);
+/* Decode ids. Writes at most `capacity` bytes, with NUL behind them if there is room, and the
+ * number of all bytes to `size`. */
+bool ortolan_decode(const ortolan_tokenizer *tokenizer, const int32_t *ids, size_t count,
+                    bool skip_special, char *text, size_t capacity, size_t *size,
+                    ortolan_error *error);
+
+/* Decode ids one by one. The pieces join to what ortolan_decode returns, and none ends inside a
+ * character. Each text is valid until the next call; ends with NUL; and is often empty. Close a
+ * stream before its tokenizer. */
+ortolan_stream *ortolan_stream_open(const ortolan_tokenizer *tokenizer, bool skip_special,
+                                    ortolan_error *error);
+bool ortolan_stream_push(ortolan_stream *stream, int32_t token, const char **text, size_t *size,
+                         ortolan_error *error);
+/* Return the text that was held back, at the end. */
+bool ortolan_stream_flush(ortolan_stream *stream, const char **text, size_t *size,
+                          ortolan_error *error);
+void ortolan_stream_close(ortolan_stream *stream); /* NULL is fine */
+
+/* The tokenizer of a bundle, which is read at the first call and closed with the model. Returns
+ * NULL and fills `error` if there is none, or if this library does not know a part of it. */
+const ortolan_tokenizer *ortolan_model_tokenizer(ortolan_model *model, ortolan_error *error);
+
+/* Called with each piece of text: whole characters, with NUL behind them. Return false to end. */
+typedef bool (*ortolan_on_text)(const char *text, size_t size, void *context);
+
+typedef struct {
+  size_t struct_size;                /* set by ORTOLAN_TEXT_OPTIONS */
+  const ortolan_options *generation; /* NULL for greedy decoding; on_token is called as well */
+  const char *const *stop_texts;     /* each ends the text before it */
+  size_t stop_text_count;
+  ortolan_on_text on_text;
+  void *context; /* passed to on_text */
+} ortolan_text_options;
+
+#define ORTOLAN_TEXT_OPTIONS {.struct_size = sizeof(ortolan_text_options)}
+
+/* Continue a text. The pieces join to the text of the new tokens, without the one that ends it. No
+ * piece holds a part of a stop text. `options` and `finish` may be NULL. */
+bool ortolan_generate_text(ortolan_model *model, const char *prompt, size_t size,
+                           const ortolan_text_options *options, ortolan_finish *finish,
+                           ortolan_error *error);
+
+/* --- encoders --- */
+
+/* A text, or a pair of texts if `second` is not NULL. */
+typedef struct {
+  const char *text;
+  size_t size;
+  const char *second;
+  size_t second_size;
+} ortolan_input;
+
+typedef struct {
+  size_t struct_size; /* set by ORTOLAN_ENCODER_OPTIONS */
+  const char *prompt; /* name of a prompt of the model to put before each text; "" for none,
+                         NULL for the model's default */
+  bool truncate;      /* cut texts that are too long, at the end */
+  size_t dimensions;  /* keep the first numbers of each vector; 0 for all. Vectors of length 1
+                         get length 1 again. */
+} ortolan_encoder_options;
+
+#define ORTOLAN_ENCODER_OPTIONS {.struct_size = sizeof(ortolan_encoder_options)}
+
+/* Numbers of a vector, or number of labels; 0 for decoders. */
+size_t ortolan_output_size(const ortolan_model *model);
+/* The name of a label, or NULL. Valid until ortolan_close. */
+const char *ortolan_label(const ortolan_model *model, size_t place);
+
+/* Compute a vector for each input: `count` rows of as many numbers as ortolan_output_size, or
+ * `dimensions`. Inputs of similar length are computed together. `options` may be NULL. */
+bool ortolan_embed(ortolan_model *model, const ortolan_input *inputs, size_t count,
+                   const ortolan_encoder_options *options, float *vectors, ortolan_error *error);
+/* Compute a score for each label of each input, in the order of ortolan_label: probabilities that
+ * add up to 1, one probability per label, or values that the model was trained to predict. */
+bool ortolan_classify(ortolan_model *model, const ortolan_input *inputs, size_t count,
+                      const ortolan_encoder_options *options, float *scores, ortolan_error *error);
 
 /* --- verification --- */
 

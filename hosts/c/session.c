@@ -6,6 +6,17 @@
 
 #include "internal.h"
 
+#define API_VERSION 22 /* the oldest that has every function of this library */
+
+const OrtApi *ortolan_runtime(ortolan_error *error) {
+  const OrtApi *ort = OrtGetApiBase()->GetApi(API_VERSION);
+  if (ort == NULL)
+    ortolan_fail(error, ORTOLAN_GRAPH,
+                 "onnxruntime %s is too old: version 1.%d or newer is needed. Install a newer one.",
+                 OrtGetApiBase()->GetVersionString(), API_VERSION);
+  return ort;
+}
+
 bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, const char *what,
                        ortolan_error *error) {
   if (status == NULL) return true;
