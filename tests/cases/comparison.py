@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from tests.tiny.encoders import PAD
 from transformers import GenerationMixin
 
 import ortolan
+from ortolan.export.witness.compare import Comparison as Answers
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.interface import OUTPUT
@@ -95,22 +95,12 @@ def compare(model: Any, folder: Path) -> Comparison:
 
 
 def assert_alike(got: Any, wanted: Any, tolerance: float) -> None:
-    """Texts and tokens are equal, and numbers are within a part of the largest."""
+    """Texts and tokens are equal, and numbers are within a part of the largest, as in a witness."""
     if isinstance(wanted, dict):
         assert list(got) == list(wanted)
-        got, wanted = list(got.values()), list(wanted.values())
-    if isinstance(wanted, float):
-        assert got == pytest.approx(wanted, rel=tolerance, abs=tolerance)
-    elif isinstance(wanted, np.ndarray):
-        assert got.shape == wanted.shape
-        bound = tolerance * float(np.abs(wanted).max())
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted)
-        for one, other in zip(got, wanted, strict=True):
-            assert_alike(one, other, tolerance)
-    else:
-        assert got == wanted
+    answers = Answers(tolerance)
+    answers.compare(got, wanted)
+    assert answers.first is None, f"{answers.first}"
 
 
 def _error(got: Numbers, expected: Numbers) -> float:
