@@ -40,11 +40,13 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
 
 
 def ours(bundled: Bundled, samples: NDArray[np.float32]) -> Answer:
-    """The text of CTC, or the tokens of each segment, with those of times."""
+    """The text of CTC, or the tokens of each segment, with those of times, and its seconds."""
     transcript = bundled.model.transcribe(samples)
     if bundled.manifest.kind == "encoder":
         return " ".join(transcript.text.split())
-    return [list(segment.tokens) for segment in transcript.segments]
+    segments = transcript.segments
+    times = [[own.start, own.end] for own in segments if bundled.manifest.speech is not None]
+    return {"tokens": [list(own.tokens) for own in segments], "seconds": times}
 
 
 @torch.inference_mode()
@@ -62,7 +64,12 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
         _name_task(generation)
         found = model.generate(**inputs, return_timestamps=True, return_segments=True)
         segments, no_times = found["segments"][0], generation.no_timestamps_token_id
-        return [_whole(own["tokens"].tolist(), no_times) for own in _heard(segments, seconds)]
+        heard = _heard(segments, seconds)
+        return {
+            "tokens": [_whole(own["tokens"].tolist(), no_times) for own in heard],
+            # a bundle's times are within the sound
+            "seconds": [[min(float(own[at]), seconds) for at in ("start", "end")] for own in heard],
+        }
     options: dict[str, Any] = {}
     if model.config.model_type == "whisper":  # an old file, without names of tokens
         start += [token for _, token in getattr(generation, "forced_decoder_ids", None) or ()]
@@ -70,7 +77,8 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
         options = {"do_sample": False, "max_new_tokens": ceil(seconds * TOKENS_PER_SECOND)}
     ids = model.generate(**inputs, **options)[0].tolist()
     written = ids[len(start) :] if ids[: len(start)] == start else ids
-    return [[token for token in written if token != model.config.eos_token_id]]
+    tokens = [token for token in written if token != model.config.eos_token_id]
+    return {"tokens": [tokens], "seconds": []}
 
 
 def _name_task(generation: Any) -> None:
