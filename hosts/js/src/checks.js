@@ -1,6 +1,6 @@
 /** Conditions and failures as errors. */
 
-import { MemoryError } from "./errors.js";
+import { MemoryError, OrtolanError } from "./errors.js";
 
 /** Throw an error unless a condition holds. */
 export function check(holds, Kind, message) {
@@ -18,6 +18,7 @@ const NO_MEMORY = /bad.?alloc|out of memory|failed to allocate|allocation failed
 
 /** The error for a failure: a `MemoryError` if memory ran out. */
 export function failure(cause, Kind, what, advice = "") {
+  if (cause instanceof OrtolanError) return cause;
   const text = String(cause?.message ?? cause);
   const isMemory = cause instanceof RangeError || NO_MEMORY.test(text);
   if (!isMemory) return new Kind(`${what}: ${text}${advice}`, { cause });

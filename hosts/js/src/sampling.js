@@ -32,8 +32,8 @@ export class Sampler {
   #seen;
   #generated = new Map();
 
-  /** `prompt` has the ids before the first new one; the ids in `suppressed` are never chosen. */
-  constructor(options, vocabSize, prompt, suppressed = []) {
+  /** `prompt` has the ids before the first new one. */
+  constructor(options, vocabSize, prompt) {
     for (const [name, [value, allowed, isAllowed]] of Object.entries(RANGES)) {
       const got = options[name] ?? value;
       const isRight = Number.isFinite(got) && isAllowed(got);
@@ -46,7 +46,7 @@ export class Sampler {
       const message = `logitBias needs ids below ${vocabSize} and finite numbers (got ${id}: ${value}).`;
       check(isRight, SamplingError, message);
     }
-    this.#bias = [...bias, ...suppressed.map((id) => [id, -Infinity])];
+    this.#bias = bias;
     const seed = options.seed ?? crypto.getRandomValues(new BigUint64Array(1))[0];
     const isSeed = (typeof seed === "bigint" || Number.isSafeInteger(seed)) && seed >= 0;
     check(isSeed, SamplingError, `seed must be a whole number of at least 0 (got ${seed}).`);
@@ -55,23 +55,29 @@ export class Sampler {
   }
 
   /** Choose the id of the next token from its logits, which are not modified, and count it. */
-  next(logits) {
-    const scores = this.#adjusted(logits);
+  next(logits, excluded = []) {
+    const scores = this.#adjusted(logits, excluded);
     const top = highest(scores);
     const message = `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`;
     check(Number.isFinite(scores[top]), NumericError, message);
     const token = this.#options.temperature === 0 ? top : this.#draw(scores, scores[top]);
+    return this.record(token);
+  }
+
+  /** Count a token that was not chosen here. */
+  record(token) {
     if (this.#options.repetitionPenalty !== 1) this.#seen.add(token);
     this.#generated.set(token, (this.#generated.get(token) ?? 0) + 1);
     return token;
   }
 
   /** A copy of the logits with bias and penalties; the logits themselves without any. */
-  #adjusted(logits) {
+  #adjusted(logits, excluded) {
     const { repetitionPenalty, presencePenalty, frequencyPenalty } = this.#options;
     const counts = presencePenalty !== 0 || frequencyPenalty !== 0 ? this.#generated : new Map();
-    if (!this.#bias.length && !this.#seen.size && !counts.size) return logits;
+    if (!this.#bias.length && !this.#seen.size && !counts.size && !excluded.length) return logits;
     const scores = logits.slice();
+    for (const id of excluded) scores[id] = -Infinity;
     for (const [id, value] of this.#bias) scores[id] += f32(value);
     const penalty = f32(repetitionPenalty);
     for (const id of this.#seen) scores[id] = scores[id] < 0 ? scores[id] * penalty : scores[id] / penalty;

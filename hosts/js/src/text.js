@@ -1,18 +1,17 @@
 /** Text to token ids and back, piece by piece. */
 
-import { Tokenizer as Library } from "@huggingface/tokenizers";
 import { Template } from "@huggingface/jinja";
 
 import { check } from "./checks.js";
 import { InputError } from "./errors.js";
+import { Tokenizer } from "./tokenizer.js";
 
 const PROBE = "a text to be found again";
 
 const decoded = (bytes) => (bytes ? JSON.parse(new TextDecoder().decode(bytes)) : {});
 
 /** The tokenizer and the chat template of a bundle. */
-export class Text {
-  #library;
+export class Text extends Tokenizer {
   #config;
   #template = null;
   #control = new Map();
@@ -20,37 +19,24 @@ export class Text {
   /** Control token that the chat template writes after an answer. */
   endOfTurn = null;
 
-  /** From the contents of a bundle's files, and the name of its tokenizer. */
-  constructor(contents, name) {
-    this.#config = decoded(contents.get("tokenizer_config.json"));
-    // otherwise the space before a full stop is dropped
-    const settings = { ...this.#config, clean_up_tokenization_spaces: false };
-    const library = decoded(contents.get(name));
-    this.#library = new Library(library, settings);
+  /** From the contents of a bundle's files, and its manifest. */
+  constructor(contents, { tokenizer, vocab_size: size }) {
+    const config = decoded(contents.get("tokenizer_config.json"));
+    super(decoded(contents.get(tokenizer)), size, config);
+    this.#config = config;
     const file = contents.get("chat_template.jinja");
-    const named = this.#config.chat_template;
+    const named = config.chat_template;
     const main = Array.isArray(named) ? named.find((one) => one.name === "default")?.template : named;
     const source = file ? new TextDecoder().decode(file) : main;
     if (typeof source !== "string") return;
     this.#template = new Template(source);
-    const control = (library.added_tokens ?? []).filter(
-      ({ special, content }) => special || (content.trim() && source.includes(content)),
-    );
-    this.#control = new Map(control.map(({ content, id }) => [content, id]));
+    this.#control = this.controlTokens(source);
     this.endOfTurn = source.includes("<|channel|>") ? null : this.#endOfTurn();
   }
 
   /** Whether `chat` works. */
   get hasTemplate() {
     return this.#template !== null;
-  }
-
-  encode(text, { special = true } = {}) {
-    return Array.from(this.#library.encode(text, { add_special_tokens: special }).ids, Number);
-  }
-
-  decode(ids) {
-    return ids.length ? this.#library.decode(ids, { skip_special_tokens: true }) : "";
   }
 
   /** Ids of a conversation. Control tokens in a text would change its turns, so they are errors. */

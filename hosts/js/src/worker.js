@@ -7,7 +7,7 @@ let abort;
 
 const answers = {
   async load({ url, files, device, ort }) {
-    await model?.release();
+    await model?.dispose();
     const onProgress = (loaded, total, name) => postMessage({ kind: "loading", loaded, total, name });
     const module = await import(ort);
     model = await load(files ? chosenFiles(files) : urlFiles(url), { ort: module, device, onProgress });

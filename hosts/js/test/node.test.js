@@ -157,12 +157,12 @@ test("a model that does not fit into memory is an error, and a smaller one loads
     const models = [];
     const failed = (async () => { for (;;) models.push(await loading(cases.bundles[0].bundle)); })();
     await assert.rejects(failed, (error) => error instanceof ortolan.MemoryError && /memory ran out/.test(error.message));
-    await Promise.all(models.map((model) => model.release()));
+    await Promise.all(models.map((model) => model.dispose()));
   });
   const { bundle, prompt, greedy } = cases.bundles[0];
   const model = await loading(bundle);
   assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
-  await model.release();
+  await model.dispose();
 });
 
 test("a text that does not fit into memory is an error, and shorter ones still work", async () => {
@@ -175,7 +175,7 @@ test("a text that does not fit into memory is an error, and shorter ones still w
     await assert.rejects(model.generate(new Array(900).fill(5), { maxNewTokens: 100, ignoreEos: true }), ortolan.MemoryError);
   });
   assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
-  await Promise.all(models.map((model) => model.release()));
+  await Promise.all(models.map((model) => model.dispose()));
 });
 
 test("files that do not fit into memory are an error", async () => {
@@ -248,7 +248,6 @@ test("invalid requests are errors", async () => {
   const model = await open(bundle, "wasm");
   const most = model.manifest.context_length;
   for (const [bad, options, kind] of [
-    ["", {}, ortolan.InputError],
     [[1, -1], {}, ortolan.InputError],
     [new Array(most + 1).fill(5), {}, ortolan.ContextLengthError],
     [prompt, { temperature: -1 }, ortolan.SamplingError],
@@ -264,6 +263,12 @@ test("invalid requests are errors", async () => {
   ]) {
     await assert.rejects(model.generate(bad, options), kind);
   }
+});
+
+test("an empty prompt starts from BOS", async () => {
+  const model = await open(cases.bundles[0].bundle, "wasm");
+  const [empty, bos] = await Promise.all(["", [model.manifest.tokens.bos]].map((prompt) => model.generate(prompt, { maxNewTokens: 8 })));
+  assert.deepEqual(empty.tokens, bos.tokens);
 });
 
 const edited = (change) => async (folder) => {

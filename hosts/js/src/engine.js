@@ -1,0 +1,312 @@
+/**
+ * The graphs of a bundle as sessions of ONNX Runtime, and the states of sequences.
+ *
+ * Every call gives the past states to the graph and takes their next values. There are no shared
+ * buffers in WebAssembly, so a cache is exactly as long as its text, unless the graph writes to slots
+ * (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
+ */
+
+import { check, failure, forBrowsers } from "./checks.js";
+import { ComputeError, DeviceError, InputError, NumericError } from "./errors.js";
+import { checkHeap, withHeap } from "./heap.js";
+
+/** Most new tokens of a call. */
+const CHUNK = 128;
+
+/** Fewest slots of a cache that a graph writes to. */
+const SLOTS = 64;
+
+/** Tokens that a GPU computes in one call and in short ones, to compare them. */
+const CHECKED = 96;
+const SHORT = 16;
+
+const ARRAYS = { int64: BigInt64Array, int32: Int32Array, float32: Float32Array };
+
+/** The sessions of one bundle. Calls that come together run one after another. */
+export class Engine {
+  #sessions = new Map();
+  #held = new Set();
+  #last = Promise.resolve();
+  isClosed = false;
+
+  /** Use `open`. */
+  constructor(ort, device, manifest) {
+    Object.assign(this, { ort, device, manifest, chunk: manifest.graphs.decoder?.sequence ?? CHUNK });
+  }
+
+  /** Open the graphs of a bundle, whose weights are removed from its contents. */
+  static async open(ort, device, { manifest, contents, folder }) {
+    const engine = new Engine(ort, device, manifest);
+    try {
+      for (const [role, { file }] of Object.entries(manifest.graphs)) {
+        if (contents.has(file)) engine.#sessions.set(role, await openSession(engine, file, contents, folder));
+      }
+      if (device === "webgpu" && manifest.kind === "decoder") await limitChunk(engine);
+      return engine;
+    } catch (error) {
+      await engine.dispose();
+      throw error;
+    } finally {
+      manifest.weights.forEach((name) => contents.delete(name));
+    }
+  }
+
+  /** A tensor of numbers. */
+  tensor(type, numbers, dims) {
+    const Kind = ARRAYS[type];
+    const data = numbers instanceof Kind ? numbers : type === "int64" ? Kind.from(numbers, BigInt) : Kind.from(numbers);
+    return new this.ort.Tensor(type, data, dims);
+  }
+
+  /** Compute the outputs of a graph. */
+  run(role, feeds, what = "") {
+    const call = this.#last.then(async () => {
+      this.checkOpen();
+      try {
+        const outputs = await this.#sessions.get(role).run(feeds);
+        checkHeap();
+        return outputs;
+      } catch (cause) {
+        throw failure(cause, ComputeError, `${this.device} failed${what}`, forBrowsers(this.manifest, this.device));
+      }
+    });
+    this.#last = call.catch(() => {});
+    return call;
+  }
+
+  checkOpen() {
+    check(!this.isClosed, InputError, "This model is closed. Load the bundle again.");
+  }
+
+  /** A new sequence of `rows`, which reads a `source` that the encoder computed. */
+  sequence(options) {
+    this.checkOpen();
+    return new Sequence(this, options);
+  }
+
+  /** Keep tensors until the function is called that this returns, or the engine is disposed of. */
+  hold(tensors) {
+    const free = () => {
+      for (const tensor of tensors.values()) tensor.dispose();
+      tensors.clear();
+      this.#held.delete(free);
+    };
+    this.#held.add(free);
+    return free;
+  }
+
+  /** Number of sequences whose states are in memory. */
+  get live() {
+    return this.#held.size;
+  }
+
+  /** Free the sessions and the states of all sequences, after the call that runs. */
+  async dispose() {
+    this.isClosed = true;
+    await this.#last;
+    for (const free of this.#held) free();
+    const sessions = [...this.#sessions.values()];
+    this.#sessions.clear();
+    await Promise.all(sessions.map((session) => session.release()));
+  }
+}
+
+async function openSession({ ort, device, manifest }, file, contents, folder) {
+  const { disabled_optimizers: skipped, environment, config_entries: entries } = manifest.host.session;
+  const states = manifest.states.map((state) => [state.output, "gpu-buffer"]);
+  const options = {
+    executionProviders: [device],
+    logSeverityLevel: 3, // errors
+    extra: {
+      ...entries,
+      // dequantizes weights once: see "Manifest" in docs/bundle-format.md
+      "session.disable_quant_qdq": device === "cpu" ? "0" : "1",
+      ...(skipped.length && { "optimization.disable_specified_optimizers": skipped.join(";") }),
+    },
+    ...(device === "webgpu" && states.length && { preferredOutputLocation: Object.fromEntries(states) }),
+  };
+  try {
+    let graph = contents.get(file);
+    if (device === "cpu") {
+      // the user's own values win
+      for (const [name, value] of Object.entries(environment)) process.env[name] ??= value;
+      graph = (await import("node:path")).join(folder, file);
+    } else {
+      options.externalData = manifest.weights.map((name) => ({ path: name, data: contents.get(name) }));
+    }
+    return await withHeap(() => ort.InferenceSession.create(graph, options));
+  } catch (cause) {
+    const advice = forBrowsers(manifest, device);
+    throw failure(cause, DeviceError, `${file} cannot be opened on ${device}`, advice);
+  }
+}
+
+/** Compare a long call with short ones: kernels of WebGPU are wrong on some GPUs. */
+async function limitChunk(engine) {
+  const { context_length: most, vocab_size: size, precision } = engine.manifest;
+  const ids = Array.from({ length: Math.min(CHECKED, most) }, (_, index) => index % size);
+  if (engine.chunk === 1 || ids.length <= SHORT) return;
+  const last = async (chunk) => {
+    const sequence = engine.sequence();
+    try {
+      return (await sequence.append(ids, { chunk })).slice();
+    } finally {
+      sequence.end();
+    }
+  };
+  const [long, short] = [await last(CHUNK), await last(SHORT)];
+  const mean = short.reduce((a, b) => a + b, 0) / short.length;
+  const spread = short.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  const error = short.reduce((sum, value, index) => sum + (value - long[index]) ** 2, 0);
+  const tolerance = precision === "fp32" ? 1e-4 : 1e-2;
+  if (!(Math.sqrt(error / spread) <= tolerance)) engine.chunk = SHORT;
+}
+
+/** Frees the states of sequences whose iterator was dropped. */
+const dropped = new FinalizationRegistry((free) => free());
+
+/** Rows of tokens that grow together, and their states. */
+class Sequence {
+  #engine;
+  #free;
+  #source;
+  #states; // tensors by input
+  #length = 0;
+  #start = 0; // tokens that states with a window have dropped
+
+  constructor(engine, { rows = 1, source = null } = {}) {
+    [this.#engine, this.#source] = [engine, source];
+    this.#states = new Map(source?.states);
+    for (const { input, shape, dtype } of this.#own) {
+      const dims = shape.map((size) => ({ batch: rows, capacity: 0 })[size] ?? size);
+      this.#states.set(input, engine.tensor(dtype, new Float32Array(product(dims)), dims));
+    }
+    this.#free = engine.hold(this.#states);
+    dropped.register(this, this.#free, this);
+  }
+
+  /** States that the sequence changes. */
+  get #own() {
+    return this.#engine.manifest.states.filter(({ update }) => update !== "source");
+  }
+
+  /** Append tokens to the only row; returns the logits of the last one. `onRow` gets those of every token. */
+  async append(ids, { onRow, signal, chunk = this.#engine.chunk } = {}) {
+    let logits;
+    for (let start = 0; start < ids.length; start += chunk) {
+      signal?.throwIfAborted();
+      const before = this.#length;
+      const part = ids.slice(start, start + chunk);
+      const rows = await this.#call([part], onRow ? 0 : part.length - 1);
+      rows.forEach((row, index) => onRow?.(row, before + index));
+      logits = rows.at(-1);
+    }
+    const finite = `Logits are not finite after ${this.#length} tokens. Verify the bundle.`;
+    check(Number.isFinite(logits[0]), NumericError, finite);
+    return logits;
+  }
+
+  /** Append a token to each row; returns the logits of each. */
+  step(tokens) {
+    return this.#call(tokens.map((token) => [token]), 0);
+  }
+
+  /** Continue each row from one of the rows so far. */
+  async reorder(parents) {
+    if (parents.every((parent, row) => parent === row)) return;
+    for (const { input, shape } of this.#own) {
+      const [tensor, axis] = [this.#states.get(input), shape.indexOf("batch")];
+      await this.#put(input, await moved(this.#engine, tensor, axis, parents, tensor.dims[axis]));
+    }
+  }
+
+  end() {
+    dropped.unregister(this);
+    this.#free();
+  }
+
+  /** Logits of the new tokens of each row from `first` on. */
+  async #call(rows, first) {
+    const engine = this.#engine;
+    const { states, vocab_size: size } = engine.manifest;
+    const total = this.#length + rows[0].length;
+    await this.#slide();
+    await this.#reserve(total);
+    const positions = rows.flatMap((row) => row.slice(first).map((_, index) => first + index));
+    const count = positions.length / rows.length;
+    const outputs = await engine.run(
+      "decoder",
+      {
+        input_ids: engine.tensor("int64", rows.flat(), [rows.length, rows[0].length]),
+        seqlens_k: engine.tensor("int32", rows.map(() => total - 1), [rows.length]),
+        total_sequence_length: engine.tensor("int32", [total], []),
+        logit_positions: engine.tensor("int64", positions, [rows.length, count]),
+        ...(states.some(({ window }) => window) && {
+          window_starts: engine.tensor("int32", rows.map(() => this.#start), [rows.length]),
+        }),
+        ...(this.#source && { source_lengths: engine.tensor("int32", this.#source.lengths, [this.#source.lengths.length]) }),
+        ...Object.fromEntries(this.#states),
+      },
+      ` after ${this.#length} tokens`,
+    );
+    if (engine.isClosed) Object.values(outputs).forEach((tensor) => tensor.dispose());
+    engine.checkOpen(); // it may have been closed meanwhile
+    for (const { input, output } of this.#own) this.#put(input, outputs[output]);
+    this.#length = total;
+    const logits = await outputs.logits.getData();
+    outputs.hidden_states?.dispose();
+    return positions.map((_, row) => logits.subarray(row * size, (row + 1) * size));
+  }
+
+  #put(input, tensor) {
+    this.#states.get(input)?.dispose();
+    this.#states.set(input, tensor);
+  }
+
+  /** Drop tokens that no window reaches any more, many at once, since that copies the others. */
+  async #slide() {
+    const windows = this.#own.map(({ window }) => window ?? 0);
+    const kept = Math.max(0, ...windows) - 1;
+    const dropped = this.#length - this.#start - kept;
+    if (kept < 0 || dropped < Math.max(kept, CHUNK)) return;
+    for (const { input, shape, window } of this.#own) {
+      if (!window) continue;
+      const [tensor, axis] = [this.#states.get(input), shape.indexOf("capacity")];
+      const size = this.#engine.manifest.host.cache === "slots" ? tensor.dims[axis] : kept;
+      const slots = Array.from({ length: kept }, (_, slot) => dropped + slot);
+      this.#put(input, await moved(this.#engine, tensor, axis, slots, size));
+    }
+    this.#start += dropped;
+  }
+
+  /** Make room for this many tokens where the graph writes to slots. */
+  async #reserve(total) {
+    const { manifest } = this.#engine;
+    if (manifest.host.cache !== "slots") return;
+    for (const { input, shape, window } of this.#own) {
+      const [tensor, axis] = [this.#states.get(input), shape.indexOf("capacity")];
+      const needed = window ? total - this.#start : total;
+      if (axis < 0 || needed <= tensor.dims[axis]) continue;
+      const size = Math.min(Math.max(needed, 2 * tensor.dims[axis], SLOTS), manifest.context_length);
+      this.#put(input, await moved(this.#engine, tensor, axis, [...Array(tensor.dims[axis]).keys()], size));
+    }
+  }
+}
+
+/** A float32 tensor with some slots of an axis of another, then zeros up to `size`. */
+async function moved(engine, tensor, axis, slots, size) {
+  const { dims } = tensor;
+  const inner = product(dims.slice(axis + 1));
+  const outer = product(dims.slice(0, axis));
+  const old = await tensor.getData();
+  const data = new Float32Array(outer * size * inner);
+  for (let row = 0; row < outer; row++) {
+    slots.forEach((slot, index) => {
+      const from = (row * dims[axis] + slot) * inner;
+      data.set(old.subarray(from, from + inner), (row * size + index) * inner);
+    });
+  }
+  return engine.tensor("float32", data, dims.with(axis, size));
+}
+
+const product = (sizes) => sizes.reduce((a, b) => a * b, 1);

@@ -1,0 +1,114 @@
+/** What to generate: checked options, the tokens that a checkpoint forces, and the loop over steps. */
+
+import { asList, checkedCount, checkedFlag, checkedIds, checkNames, isBatch, shown, tokenizerOf } from "./arguments.js";
+import { check } from "./checks.js";
+import { ContextLengthError, InputError } from "./errors.js";
+import { Sampler, SAMPLING_OPTIONS } from "./sampling.js";
+import { TextStream } from "./text.js";
+
+const OPTIONS = ["maxNewTokens", "minNewTokens", "stop", "stopTokens", "ignoreEos", "signal", ...SAMPLING_OPTIONS];
+
+/** Tokens that a checkpoint forces or rules out, whatever the logits. */
+export class Constraints {
+  #tokens;
+  #first;
+
+  /** From the tokens of a manifest; `first` replaces its forced first token. */
+  constructor(tokens, first = tokens.forced_first) {
+    this.#tokens = tokens;
+    this.#first = first;
+  }
+
+  /** The token at an index of at most `limit` new ones, if it is forced. */
+  forced(index, limit) {
+    const { forced_last: last } = this.#tokens;
+    return last != null && index === limit - 1 ? last : index === 0 && this.#first != null ? this.#first : null;
+  }
+
+  /** Tokens that may not be chosen at an index. */
+  excluded(index) {
+    const { suppressed, suppressed_first: early } = this.#tokens;
+    return index === (this.#first == null ? 0 : 1) ? [...suppressed, ...early] : suppressed;
+  }
+}
+
+/** Check the options of a request, whose prompt has these ids. `ends` are more tokens that end the text. */
+export function readRequest(model, prompt, options, { first, ends = [], index = 0 } = {}) {
+  checkNames(options, OPTIONS);
+  const { manifest, text } = model;
+  const { maxNewTokens, minNewTokens = 0, stop = [], stopTokens = [], ignoreEos = false, signal } = options;
+  const stops = [stop].flat();
+  const areTexts = stops.every((one) => typeof one === "string" && one !== "");
+  check(areTexts, InputError, "stop must be a text or a list of texts, none of them empty.");
+  if (stops.length) tokenizerOf(model, "stop");
+  const limit = readLimit(manifest, prompt.length, maxNewTokens);
+  checkedCount("minNewTokens", minNewTokens, 0, limit);
+  const eos = checkedFlag("ignoreEos", ignoreEos) ? [] : [...manifest.tokens.eos, ...ends];
+  const seed = options.seed !== undefined && index > 0 ? { seed: BigInt(options.seed) + BigInt(index) } : {};
+  return {
+    ...{ prompt, limit, stops, text, signal, minNewTokens },
+    eos: new Set([...eos, ...checkedIds(stopTokens, manifest.vocab_size, "stopTokens")]),
+    sampler: new Sampler({ ...options, ...seed }, manifest.vocab_size, prompt),
+    constraints: new Constraints(manifest.tokens, first),
+  };
+}
+
+/** The most new tokens after a prompt. */
+export function readLimit({ context_length: most }, length, maxNewTokens) {
+  if (maxNewTokens !== undefined) checkedCount("maxNewTokens", maxNewTokens);
+  const room = most - length;
+  const long = `A prompt of ${length} and ${maxNewTokens ?? 1} new tokens exceed the context of ${most}`;
+  const advice = `Shorten the prompt${room > 0 ? `, or lower maxNewTokens to ${room}` : ""}.`;
+  check((maxNewTokens ?? 1) <= room, ContextLengthError, `${long} tokens. ${advice}`);
+  return maxNewTokens ?? room;
+}
+
+/** Yield the pieces of the text of a request; returns its completion. `start` makes the sequence. */
+export async function* generated(request, start) {
+  const { prompt, limit, eos, stops, text, sampler, constraints, signal, minNewTokens } = request;
+  const pieces = text && new TextStream(text, stops);
+  const result = { text: "", tokens: [], finishReason: "length", prefillMs: 0, decodeMs: 0 };
+  let clock = performance.now();
+  signal?.throwIfAborted();
+  const sequence = await start();
+  try {
+    let logits = await sequence.append(prompt, { signal });
+    result.prefillMs = performance.now() - clock;
+    clock = performance.now();
+    for (let isLast = false; !isLast; ) {
+      signal?.throwIfAborted();
+      const index = result.tokens.length;
+      const forced = constraints.forced(index, limit);
+      const early = index < minNewTokens ? [...eos] : [];
+      const token = forced === null ? sampler.next(logits, [...constraints.excluded(index), ...early]) : sampler.record(forced);
+      result.tokens.push(token);
+      const isEnd = eos.has(token);
+      isLast = isEnd || result.tokens.length === limit;
+      const added = pieces?.add(isEnd ? [] : [token], { isLast }) ?? { piece: "", isStopped: false };
+      result.text += added.piece;
+      if (added.piece) yield added.piece;
+      if (isEnd || added.isStopped) result.finishReason = "stop";
+      isLast ||= added.isStopped;
+      if (!isLast) logits = await sequence.append([token]);
+    }
+    return result;
+  } finally {
+    result.decodeMs = performance.now() - clock;
+    sequence.end();
+  }
+}
+
+/** The completion of a stream. */
+export async function completed(pieces) {
+  for (;;) {
+    const { done, value } = await pieces.next();
+    if (done) return value;
+  }
+}
+
+/** What a function returns for one input or for each of a list, one after another. */
+export async function forEachInput(inputs, work) {
+  const results = [];
+  for (const [index, input] of asList(inputs).entries()) results.push(await work(input, index));
+  return isBatch(inputs) ? results : results[0];
+}

@@ -1,0 +1,29 @@
+/** `load`: from the files of a bundle to a model that is ready to use. */
+
+import { readBundle } from "./bundle.js";
+import { check } from "./checks.js";
+import { Decoder } from "./decoder.js";
+import { Engine } from "./engine.js";
+import { BundleKindError, DeviceError, InputError } from "./errors.js";
+
+const DEVICES = ["wasm", "webgpu", "cpu"];
+
+const MODELS = [Decoder];
+
+export async function load(files, { ort, device = "wasm", kind, onProgress } = {}) {
+  check(DEVICES.includes(device), DeviceError, `device must be wasm, webgpu or cpu (got ${device}).`);
+  check(kind === undefined || MODELS.includes(kind), InputError, "kind must be Decoder, Seq2Seq or Encoder.");
+  const isOffered = device !== "webgpu" || (await globalThis.navigator?.gpu?.requestAdapter());
+  check(isOffered, DeviceError, "This browser offers no WebGPU. Choose the device wasm.");
+  const bundle = await readBundle(files, { onProgress });
+  const own = bundle.manifest.kind;
+  const Kind = MODELS.find((model) => model.kind === own);
+  check(!kind || kind === Kind, BundleKindError, `load: expected the kind ${kind?.kind}, got ${own}. Use ${Kind?.name}.`);
+  const engine = await Engine.open(ort, device, bundle);
+  try {
+    return new Kind(engine, bundle.contents);
+  } catch (error) {
+    await engine.dispose();
+    throw error;
+  }
+}
