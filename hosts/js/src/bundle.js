@@ -50,7 +50,7 @@ export async function readBundle(files, { onProgress = () => {} } = {}) {
 /** A bundle whose files are not read yet, and those in it. */
 async function opened(files, prefix, sha256) {
   const manifest = await readManifest(files, prefix, sha256);
-  const names = [...usedFiles(manifest), ...TEXT];
+  const names = [...usedFiles(manifest), ...TEXT, ...certificateFiles(manifest)];
   const { texts } = manifest;
   return {
     manifest,
@@ -108,11 +108,15 @@ async function readManifest(files, prefix, sha256) {
 }
 
 /** Names of the files that a manifest refers to. */
-function usedFiles({ kind, graphs, weights, tokenizer, certificate }) {
-  const data = certificate?.endsWith(".json") ? certificate.replace(/json$/, "bin") : null;
+function usedFiles({ kind, graphs, weights, tokenizer }) {
   const used = ROLES[kind].map((role) => graphs[role].file);
-  return [...used, ...weights, tokenizer, certificate, data].filter((name) => name != null);
+  return [...used, ...weights, tokenizer].filter((name) => name != null);
 }
+
+/** Names of the files of a certificate, which only decoders replay here. */
+const certificateFiles = ({ kind, certificate }) => {
+  return kind === "decoder" && certificate ? [certificate, certificate.replace(/json$/, "bin")] : [];
+};
 
 /** Check that all files are listed, and that no name leads out of the bundle. */
 function checkNames(manifest) {

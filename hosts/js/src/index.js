@@ -2,5 +2,6 @@
 
 export * from "./errors.js";
 export { Decoder } from "./decoder.js";
+export { Encoder } from "./encoder.js";
 export { chosenFiles, folderFiles, urlFiles } from "./files.js";
 export { load } from "./load.js";

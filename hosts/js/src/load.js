@@ -3,12 +3,13 @@
 import { readBundle } from "./bundle.js";
 import { check } from "./checks.js";
 import { Decoder } from "./decoder.js";
+import { Encoder } from "./encoder.js";
 import { Engine } from "./engine.js";
 import { BundleKindError, DeviceError, InputError } from "./errors.js";
 
 const DEVICES = ["wasm", "webgpu", "cpu"];
 
-const MODELS = [Decoder];
+const MODELS = [Decoder, Encoder];
 
 export async function load(files, { ort, device = "wasm", kind, onProgress } = {}) {
   check(DEVICES.includes(device), DeviceError, `device must be wasm, webgpu or cpu (got ${device}).`);

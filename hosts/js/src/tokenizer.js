@@ -21,6 +21,7 @@ export class Tokenizer {
   #library;
   #vocab;
   #added;
+  #written; // added tokens by their texts, in texts that are normalized or not
   #hidden;
   #unknown;
   #size;
@@ -39,6 +40,9 @@ export class Tokenizer {
     this.#vocab = new Map(Array.isArray(vocab) ? vocab.map(([text], id) => [text, id]) : Object.entries(vocab));
     this.#unknown = unknown == null ? unknownId : this.#vocab.get(unknown);
     this.#added = new Map((file.added_tokens ?? []).map((token) => [token.id, token]));
+    const isNormalized = ({ normalized: is, special }) => file.normalizer != null && (is ?? !special);
+    const written = (is) => [...this.#added.values()].filter((token) => isNormalized(token) === is).map((token) => [this.#entry(token.id), token]);
+    this.#written = new Map([true, false].map((is) => [is, new Map(written(is))]));
     this.#hidden = new Set([...this.#added.values()].filter(({ special }) => special).map(({ id }) => id));
     const top = [...this.#vocab.values(), ...this.#added.keys()].reduce((most, id) => Math.max(most, id), -1);
     check(top < size, TokenizerError, `tokenizer.json has ids up to ${top}, but the model has only ${size} tokens. Use the tokenizer of this model.`);
@@ -146,8 +150,7 @@ export class Tokenizer {
       const parts = splitter.split(joined(chars)).map((part) => {
         const size = Array.from(part).length;
         const own = chars.slice(at, (at += size));
-        const token = this.#library.added_tokens_map.get(part);
-        return { chars: own, token: token && (token.normalized && normalizer !== null) === isNormalized ? token : undefined };
+        return { chars: own, token: this.#written.get(isNormalized).get(part) };
       });
       return attached(parts);
     };

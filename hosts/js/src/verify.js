@@ -88,6 +88,8 @@ function logSumExp(values) {
 function readCertificate(name, contents) {
   const again = "Export the bundle again.";
   check(name.endsWith(".json"), BundleError, `${name}: expected a certificate in JSON. ${again}`);
+  const isThere = contents.has(name) && contents.has(name.replace(/json$/, "bin"));
+  check(isThere, BundleError, `manifest.json does not list ${name} and its data. ${again}`);
   const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
   const isKnown = document.schema === 1 && document.top_k != null;
   check(isKnown, BundleError, `${name}: expected logits in schema 1, got schema ${document.schema}. ${again}`);

@@ -1,0 +1,229 @@
+/** An encoder of texts, images or sounds. Its types and options are described in index.d.ts. */
+
+import { asList, checkedCount, checkedFlag, checkNames, shown, tokenizerOf } from "./arguments.js";
+import { check } from "./checks.js";
+import { BundleKindError, GraphError, InputError, NumericError, TokenizerError } from "./errors.js";
+import { classification, distinct, SCORES, scoresOf, sentences } from "./labels.js";
+import { Model } from "./model.js";
+import { readerOf } from "./readers.js";
+import { AGGREGATIONS, bestAnswer, entitiesOf } from "./spans.js";
+
+/** Most inputs and tokens of a call, and the least length of its shortest text relative to the longest. */
+const [MOST_ROWS, MOST_TOKENS, LEAST_SHARE] = [32, 4096, 0.75];
+
+/** Length of a window of a context, and overlap of two, in tokens, as in transformers. */
+const [WINDOW, STRIDE] = [384, 128];
+
+const TEMPLATE = "This example is {}.";
+
+/** How models write a blank. */
+const MASKS = ["[MASK]", "<mask>", "<|mask|>"];
+
+/** What an output is, and what computes it, for errors. */
+const OUTPUTS = {
+  states: ["a vector for each token", "states"],
+  logits: ["logits of the vocabulary for each token", "fill or logits"],
+  labels: ["labels", "classify"],
+  tags: ["labels, any number of which may apply", "classify"],
+  scores: ["scores", "classify"],
+  token_labels: ["labels for each token", "classifyTokens"],
+  spans: ["the start and end of answers", "answer"],
+  ctc: ["logits of symbols, one of them blank", "logits"],
+  embedding: ["embeddings", "embed"],
+};
+
+export class Encoder extends Model {
+  static kind = "encoder";
+  #reader;
+
+  constructor(engine, contents) {
+    super(engine, contents);
+    this.#reader = readerOf(this);
+  }
+
+  async embed(inputs, options = {}) {
+    checkNames(options, ["prompt", "truncate"]);
+    this.#expect(["embedding"], "embed", "an encoder of embeddings");
+    return (await this.#run(this.#prompted(inputs, options.prompt), options)).map(([row]) => row);
+  }
+
+  async states(inputs, options = {}) {
+    checkNames(options, ["truncate"]);
+    this.#expect(["states"], "states", "an encoder without a head");
+    return this.#run(inputs, options);
+  }
+
+  async logits(inputs, options = {}) {
+    checkNames(options, ["truncate"]);
+    this.#expect(["logits", "ctc"], "logits", "an encoder with a language model's head, or one of sounds with CTC");
+    return this.#run(inputs, options);
+  }
+
+  async classify(inputs, options = {}) {
+    checkNames(options, ["truncate"]);
+    this.#expect(["labels", "tags", "scores"], "classify", "an encoder with labels");
+    const { kind, labels: names } = this.manifest.output;
+    const labels = distinct(names);
+    const rows = await this.#run(inputs, options);
+    return rows.map(([row]) => classification(scoresOf(row, SCORES[kind]), labels, kind !== "scores"));
+  }
+
+  async classifyAs(inputs, labels, options = {}) {
+    checkNames(options, ["multiLabel", "template", "truncate"]);
+    const { multiLabel = false, template, truncate } = options;
+    const { kind, labels: own = [] } = this.manifest.output;
+    // the entailment label is found by its name
+    const entailment = own.findIndex((label) => label.toLowerCase().startsWith("entail"));
+    const isTrained = kind === "labels" && entailment >= 0 && own.length > 1;
+    this.#expect(isTrained ? [kind] : [], "classifyAs", "a classifier with an entailment label, or encoders of images and of texts");
+    const hypotheses = sentences(labels, template ?? TEMPLATE);
+    const texts = asList(inputs);
+    const other = texts.find((text) => typeof text !== "string");
+    check(other === undefined, InputError, `Scoring your own labels needs texts, not ids or images (got ${shown(other)}).`);
+    const rows = await this.#run(texts.flatMap((text) => hypotheses.map((hypothesis) => [text, hypothesis])), { truncate });
+    const isAlone = checkedFlag("multiLabel", multiLabel) || labels.length === 1;
+    const against = entailment === 0 ? own.length - 1 : 0;
+    return texts.map((_, index) => {
+      const part = rows.slice(index * labels.length, (index + 1) * labels.length);
+      const numbers = part.map(([row]) => row[entailment] - (isAlone ? row[against] : 0));
+      return classification(scoresOf(numbers, isAlone ? "sigmoid" : "softmax"), labels);
+    });
+  }
+
+  async classifyTokens(inputs, options = {}) {
+    checkNames(options, ["aggregation", "truncate"]);
+    this.#expect(["token_labels"], "classifyTokens", "labels for each token");
+    const { aggregation = "simple", truncate } = options;
+    check(AGGREGATIONS.includes(aggregation), InputError, `aggregation must be one of ${AGGREGATIONS.join(", ")} (got ${shown(aggregation)}).`);
+    const read = this.#read(inputs, (value) => this.#reader.readText(value, { truncate }));
+    const rows = await this.#outputs(read);
+    return read.map((one, index) =>
+      entitiesOf(one, rows[index], this.manifest.output.labels, aggregation, (token) => this.text.continuesWord(one.text, token)),
+    );
+  }
+
+  async answer(question, context, options = {}) {
+    checkNames(options, ["maxAnswerTokens", "stride", "allowNone"]);
+    this.#expect(["spans"], "answer", "a model for question answering");
+    for (const [name, text] of Object.entries({ question, context })) {
+      const isText = typeof text === "string" && text.trim();
+      check(isText, InputError, `${name} must be a text that is not empty (got ${shown(text)}).`);
+    }
+    const maxTokens = Math.min(WINDOW, this.#reader.maxTokens);
+    const { maxAnswerTokens = 15, stride = Math.min(maxTokens >> 1, STRIDE), allowNone = false } = options;
+    checkedCount("maxAnswerTokens", maxAnswerTokens);
+    checkedCount("stride", stride, 0);
+    checkedFlag("allowNone", allowNone);
+    const windows = this.#reader.windows(question, context, { maxTokens, stride });
+    return bestAnswer(context, windows, await this.#outputs(windows), maxAnswerTokens, allowNone);
+  }
+
+  async fill(text, options = {}) {
+    checkNames(options, ["top"]);
+    this.#expect(["logits"], "fill", "an encoder with a language model's head");
+    check(typeof text === "string", InputError, `fill needs a text with a blank (got ${shown(text)}).`);
+    const tokenizer = tokenizerOf(this, "text");
+    const top = checkedCount("top", options.top ?? 5);
+    const blank = MASKS.find((mask) => tokenizer.addedToken(mask) !== undefined);
+    const none = `The tokenizer has no token for blanks, which is one of the tokens ${MASKS.join(", ")}. Use a model that was trained to fill blanks.`;
+    check(blank, TokenizerError, none);
+    const input = this.#reader.read(text);
+    const ids = input.tokens.map(({ id }) => id);
+    const places = ids.flatMap((id, place) => (id === tokenizer.addedToken(blank) ? [place] : []));
+    check(places.length, InputError, `fill: the text has no blank. Write ${blank} where a word is missing.`);
+    const [rows] = await this.#outputs([input]);
+    const blanks = places.map((place) => {
+      const scores = scoresOf(rows[place], "softmax").map((score, token) => ({ token, score }));
+      const best = scores.sort((a, b) => b.score - a.score || a.token - b.token).slice(0, top);
+      return best.map((one) => ({ text: tokenizer.decode([one.token], { special: true }).trim(), ...one }));
+    });
+    places.forEach((place, index) => (ids[place] = blanks[index][0].token));
+    return { text: tokenizer.decode(ids), blanks };
+  }
+
+  /** Refuse a call that this kind of output cannot serve. */
+  #expect(kinds, what, expected) {
+    const { kind } = this.manifest.output;
+    const [summary, use] = OUTPUTS[kind] ?? [kind, "Python"];
+    check(kinds.includes(kind), BundleKindError, `${what}: expected ${expected}, got an encoder that returns ${summary}. Use ${use}.`);
+  }
+
+  /** Put a prompt of the model before each text. */
+  #prompted(inputs, name) {
+    check(name === undefined || typeof name === "string", InputError, `prompt must be the name of a prompt (got ${shown(name)}).`);
+    const { prompts = {}, default_prompt: usual } = this.manifest.source;
+    const chosen = name ?? usual;
+    if (!chosen) return inputs;
+    const names = Object.keys(prompts).sort().join(", ") || "none";
+    const other = `The model has no prompt ${shown(chosen)}. Its prompts: ${names}. Put any other text before the input yourself.`;
+    check(Object.hasOwn(prompts, chosen), InputError, other);
+    const batch = asList(inputs);
+    const areTexts = !name || batch.every((input) => typeof input === "string");
+    check(areTexts, InputError, "prompt applies to text, not to token ids. Leave it out, or pass text.");
+    return batch.map((input) => (typeof input === "string" ? prompts[chosen] + input : input));
+  }
+
+  /** Outputs of inputs, in their order: a list of rows for each. */
+  #run(inputs, { truncate } = {}) {
+    return this.#outputs(this.#read(inputs, (value) => this.#reader.read(value, { truncate })));
+  }
+
+  #read(inputs, read) {
+    const batch = asList(inputs);
+    return batch.map((input, index) => {
+      try {
+        return read(input);
+      } catch (error) {
+        if (batch.length > 1 && error instanceof InputError) error.message = `input ${index}: ${error.message}`;
+        throw error;
+      }
+    });
+  }
+
+  async #outputs(inputs) {
+    const results = [];
+    for (const batch of batches(inputs.map(({ length }) => length))) {
+      const rows = await this.#encoded(batch.map((index) => inputs[index]));
+      batch.forEach((index, row) => (results[index] = this.#finite(rows[row], index)));
+    }
+    return results;
+  }
+
+  /** Outputs of a batch by one call of the graph, without padding. */
+  async #encoded(inputs) {
+    const { output } = await this.engine.run("encoder", this.#reader.feeds(inputs, this.engine));
+    const { size, kind } = this.manifest.output;
+    const { dims } = output;
+    const isRight = dims[0] === inputs.length && dims.at(-1) === size && (dims.length === 2 || dims.length === 3);
+    check(isRight, GraphError, `The encoder returned an array (${dims}) for ${inputs.length} inputs. The manifest declares ${size} values of ${kind}. Export the checkpoint again.`);
+    const values = await output.getData();
+    output.dispose();
+    const tokens = dims.length === 3 ? dims[1] : 1;
+    return inputs.map((input, row) =>
+      Array.from({ length: dims.length === 3 && input.tokens ? input.length : tokens }, (_, token) => {
+        const start = (row * tokens + token) * size;
+        return values.slice(start, start + size);
+      }),
+    );
+  }
+
+  #finite(rows, index) {
+    const isFinite = rows.every((row) => row.every(Number.isFinite));
+    check(isFinite, NumericError, `input ${index}: the output is not finite. Verify the bundle with Python.`);
+    return rows;
+  }
+}
+
+/** Group the indices of inputs into batches of similar length, since padding costs as much as text. */
+export function batches(lengths) {
+  const order = [...lengths.keys()].sort((a, b) => lengths[b] - lengths[a]);
+  const all = [];
+  for (const index of order) {
+    const batch = all.at(-1);
+    const longest = lengths[batch?.[0]];
+    const isFull = batch?.length === MOST_ROWS || (batch?.length + 1) * longest > MOST_TOKENS || lengths[index] < LEAST_SHARE * longest;
+    if (!batch || isFull) all.push([index]);
+    else batch.push(index);
+  }
+  return all;
+}

@@ -1,0 +1,94 @@
+/** Inputs of an encoder: what a caller passes, checked and read, as tensors of a graph. */
+
+import { checkedIds, checkedFlag, shown, tokenizerOf } from "./arguments.js";
+import { check } from "./checks.js";
+import { BundleKindError, ContextLengthError, InputError, TokenizerError } from "./errors.js";
+
+const isPair = (value) => Array.isArray(value) && value.length === 2 && value.every((text) => typeof text === "string");
+
+/** The reader of the inputs of a model's encoder. */
+export function readerOf(model) {
+  const { source } = model.manifest;
+  const Reader = { text: TextReader }[source?.kind];
+  check(Reader, BundleKindError, `This package does not read ${source?.kind ?? "the inputs of this bundle"}. Run the bundle with Python.`);
+  return new Reader(model, source);
+}
+
+/** Texts, pairs of texts and token ids. What it reads has `tokens`, and `text` if it was one text. */
+class TextReader {
+  #model;
+  #source;
+
+  constructor(model, source) {
+    this.#model = model;
+    this.#source = source;
+    this.maxTokens = source.max_tokens;
+  }
+
+  /** Read one input; `truncate` cuts it at its end if it is too long. */
+  read(value, { truncate = false } = {}) {
+    const { padding, max_tokens: most } = this.#source;
+    const tokens = this.#tokens(value, checkedFlag("truncate", truncate) ? most : undefined);
+    const long = `The input has ${tokens.length} tokens, and the limit is ${most}. Split it, or with an Encoder pass truncate.`;
+    check(tokens.length <= most, ContextLengthError, long);
+    // padding that the encoder reads like other tokens
+    if (padding !== undefined) while (tokens.length < most) tokens.push({ id: padding, type: 0 });
+    return { tokens, length: tokens.length, text: typeof value === "string" ? value : undefined };
+  }
+
+  /** Read a text whose tokens know their characters. */
+  readText(value, options) {
+    const needed = `Labels of tokens need a text, whose characters they name (got ${shown(value)}).`;
+    check(typeof value === "string", InputError, needed);
+    return this.read(value, options);
+  }
+
+  /** Read a question with each part of its context. */
+  windows(question, context, { maxTokens, stride }) {
+    const windows = tokenizerOf(this.#model, "question and context").windows(question, context, { maxTokens, stride });
+    check(windows[0].some(({ span }) => span), InputError, noTokens(context));
+    this.#checkTypes(windows[0]);
+    return windows.map((tokens) => ({ tokens, length: tokens.length }));
+  }
+
+  /** Tensors of texts, which are padded on the right. */
+  feeds(inputs, engine) {
+    const longest = Math.max(...inputs.map(({ length }) => length));
+    const dims = [inputs.length, longest];
+    const padded = (of, padding) => {
+      return inputs.flatMap(({ tokens }) => Array.from({ length: longest }, (_, index) => (tokens[index] ? of(tokens[index]) : padding)));
+    };
+    return {
+      input_ids: engine.tensor("int64", padded(({ id }) => id, this.#model.manifest.tokens.pad ?? 0), dims),
+      lengths: engine.tensor("int32", inputs.map(({ length }) => length), [inputs.length]),
+      ...(this.#source.types > 1 && { token_type_ids: engine.tensor("int64", padded(({ type }) => type ?? 0, 0), dims) }),
+    };
+  }
+
+  #tokens(value, maxTokens) {
+    if (typeof value === "string") {
+      const tokens = tokenizerOf(this.#model, "text").tokens(value, { maxTokens });
+      check(tokens.some(({ word }) => word !== undefined), InputError, noTokens(value));
+      return tokens.map((token) => ({ ...token, type: 0 }));
+    }
+    if (!isPair(value)) {
+      const size = this.#source.vocab_size ?? this.#model.manifest.vocab_size;
+      return checkedIds(value, size, "ids", { fewest: 1 }).slice(0, maxTokens).map((id) => ({ id, type: 0 }));
+    }
+    const tokens = tokenizerOf(this.#model, "pairs of texts").pair(...value, { maxTokens });
+    this.#checkTypes(tokens);
+    const { types = 1, pairs } = this.#source;
+    const marks = "This tokenizer marks the second text of a pair by type ids, which the bundle does not read. Only classifiers read them; export older ones again.";
+    check(types > 1 || pairs || !tokens.some(({ type }) => type), TokenizerError, marks);
+    return tokens;
+  }
+
+  #checkTypes(tokens) {
+    const { types = 1 } = this.#source;
+    const top = tokens.reduce((most, { type }) => Math.max(most, type), 0);
+    const other = `The tokenizer marks a token of the pair with type ${top}, and the model has types up to ${types - 1}. tokenizer.json belongs to another model.`;
+    check(types === 1 || top < types, TokenizerError, other);
+  }
+}
+
+const noTokens = (text) => `The text ${shown(text)} has no tokens. Leave it out.`;
