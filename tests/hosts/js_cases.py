@@ -1,4 +1,4 @@
-"""Calls of a model in Python, as cases for JavaScript: arguments, and the result or the error's name."""
+"""Calls of a model in Python as cases for JavaScript: arguments, and the result or error."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +33,7 @@ class Calls:
         """Call the method, and note what JavaScript should return or throw."""
         given = [_plain(argument) for argument in arguments]
         case: Case = {"bundle": str(self._folder), "method": camel({method: 0}).popitem()[0]}
-        case["arguments"] = [*given, camel(options)]
+        case["arguments"] = [*given, camel(_flat(options))]
         try:
             result = getattr(self._model, method)(*map(_pythonic, arguments), **options)
         except ortolan.OrtolanError as error:
@@ -41,6 +41,13 @@ class Calls:
         else:
             case["result"] = in_javascript(result, arguments)
         self.cases.append(case)
+
+
+def _flat(options: Case) -> Case:
+    """Options with those of sampling among them."""
+    sampling = asdict(options["sampling"]) if "sampling" in options else {}
+    own = {name: value for name, value in options.items() if name != "sampling"}
+    return own | {name: value for name, value in sampling.items() if value not in (None, {}, ())}
 
 
 def _pythonic(argument: Any) -> Any:

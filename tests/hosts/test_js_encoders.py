@@ -1,13 +1,11 @@
 """Encoders in JavaScript against Python: the same bundles, calls, results and errors."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
-import pytest
 from onnx import numpy_helper
 from tests.hosts.js_cases import Calls
 from tests.hosts.js_runs import run_tests

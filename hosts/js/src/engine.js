@@ -39,7 +39,7 @@ export class Engine {
     const engine = new Engine(ort, device, manifest);
     try {
       for (const [role, { file }] of Object.entries(manifest.graphs)) {
-        if (contents.has(file)) engine.#sessions.set(role, await openSession(engine, file, contents, folder));
+        if (contents.has(file)) engine.#sessions.set(role, await openSession(engine, role, file, contents, folder));
       }
       if (device === "webgpu" && manifest.kind === "decoder") await limitChunk(engine);
       return engine;
@@ -111,9 +111,10 @@ export class Engine {
   }
 }
 
-async function openSession({ ort, device, manifest }, file, contents, folder) {
+async function openSession({ ort, device, manifest }, role, file, contents, folder) {
   const { disabled_optimizers: skipped, environment, config_entries: entries } = manifest.host.session;
-  const states = manifest.states.map((state) => [state.output, "gpu-buffer"]);
+  const own = manifest.states.filter(({ update }) => (update === "source") === (role === "encoder"));
+  const states = own.map(({ output }) => [output, "gpu-buffer"]);
   const options = {
     executionProviders: [device],
     logSeverityLevel: 3, // errors

@@ -5,11 +5,12 @@ import { check } from "./checks.js";
 import { Decoder } from "./decoder.js";
 import { Encoder } from "./encoder.js";
 import { Engine } from "./engine.js";
+import { Seq2Seq } from "./seq2seq.js";
 import { BundleKindError, DeviceError, InputError } from "./errors.js";
 
 const DEVICES = ["wasm", "webgpu", "cpu"];
 
-const MODELS = [Decoder, Encoder];
+const MODELS = [Decoder, Encoder, Seq2Seq];
 
 export async function load(files, { ort, device = "wasm", kind, onProgress } = {}) {
   check(DEVICES.includes(device), DeviceError, `device must be wasm, webgpu or cpu (got ${device}).`);

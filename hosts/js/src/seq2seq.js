@@ -1,0 +1,73 @@
+/** An encoder-decoder, which generates text from sources. Its types and options are described in index.d.ts. */
+
+import { checkedIds, isBatch, shown, tokenizerOf } from "./arguments.js";
+import { readBeams, searched } from "./beams.js";
+import { check } from "./checks.js";
+import { InputError, ManifestError } from "./errors.js";
+import { completed, forEachInput, generated, readRequest } from "./generation.js";
+import { Model } from "./model.js";
+import { readerOf } from "./readers.js";
+
+export class Seq2Seq extends Model {
+  static kind = "encoder-decoder";
+  #reader;
+  #start;
+
+  constructor(engine, contents) {
+    super(engine, contents);
+    this.#start = this.manifest.tokens.start;
+    const none = "manifest.json names no start token for the decoder. Export the checkpoint again, with a decoder_start_token_id.";
+    check(this.#start != null, ManifestError, none);
+    this.#reader = readerOf(this);
+  }
+
+  async generate(source, { first, ...options } = {}) {
+    const { own, others } = readBeams(options);
+    const token = this.#token(first);
+    return forEachInput(source, (one, index) => {
+      const input = this.#reader.read(one);
+      if (own.beams === 1) return completed(this.#stream(input, token, others, index));
+      return searched(this, others, own, token, this.#start, (rows) => this.#sequence(input, rows));
+    });
+  }
+
+  async *stream(source, { first, ...options } = {}) {
+    tokenizerOf(this, "stream");
+    check(!isBatch(source), InputError, "stream accepts a single source. Use generate for a list.");
+    return yield* this.#stream(this.#reader.read(source), this.#token(first), options);
+  }
+
+  /** Logits after every token of an output, which begins with the start token, to `onRow`. */
+  async logits(source, ids, onRow) {
+    check(!isBatch(source), InputError, "logits accepts a single source, not a list.");
+    const { vocab_size: size, context_length: most } = this.manifest;
+    const tokens = checkedIds(ids, size, "ids", { fewest: 1, most });
+    const sequence = await this.#sequence(this.#reader.read(source));
+    try {
+      await sequence.append(tokens, { onRow });
+    } finally {
+      sequence.end();
+    }
+  }
+
+  #stream(input, first, options, index = 0) {
+    return generated(readRequest(this, [this.#start], options, { first, index }), () => this.#sequence(input));
+  }
+
+  /** A sequence of `rows` that reads a source. */
+  async #sequence(input, rows = 1) {
+    const outputs = await this.engine.run("encoder", this.#reader.feeds([input], this.engine));
+    const states = this.manifest.states.filter(({ update }) => update === "source");
+    const source = new Map(states.map(({ input: name, output }) => [name, outputs[output]]));
+    return this.engine.sequence({ rows, source: { states: source, lengths: [input.length] } });
+  }
+
+  /** The id of a forced first token. */
+  #token(first) {
+    if (first == null) return undefined;
+    const ids = typeof first === "string" ? tokenizerOf(this, "first").encode(first, { special: false }) : [first];
+    const one = `first must be one token, but ${shown(first)} has ${ids.length}. Pass a token of the tokenizer, such as a language code, or its id.`;
+    check(ids.length === 1, InputError, one);
+    return checkedIds(ids, this.manifest.vocab_size, "first")[0];
+  }
+}
