@@ -27,6 +27,7 @@ class Calls:
     def __init__(self, folder: Path, **options: Any) -> None:
         self._model = ortolan.load(folder, isolate=False, **options)
         self._folder = folder
+        self.manifest = self._model.manifest
         self.cases: list[Case] = []
 
     def add(self, method: str, *arguments: Any, **options: Any) -> None:

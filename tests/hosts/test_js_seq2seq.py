@@ -22,7 +22,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"beams": 4, "n_best": 2, "length_penalty": 2.0},
     {"beams": 3, "length_penalty": -1.0, "early_stopping": True},
     {"beams": 5, "length_penalty": 0.5, "early_stopping": "never"},
-    {"beams": 2, "first": "Q"},
+    {"beams": 2, "first": "R"},
 ]
 
 REFUSED: list[dict[str, Any]] = [

@@ -13,7 +13,9 @@ export function chosenFiles(files: Iterable<File>): Files;
 /** Files of a folder, in Node. */
 export function folderFiles(folder: string): Files;
 
-export interface LoadOptions {
+export interface LoadOptions<M extends Model = Model> {
+  /** `Decoder`, `Encoder` or `Seq2Seq`, to reject other kinds; by default all are accepted. */
+  kind?: (abstract new (...args: never[]) => M) & { readonly kind: string };
   /** Module of ONNX Runtime: `onnxruntime-web` or `onnxruntime-node`. */
   ort: unknown;
   /** `cpu` is that of `onnxruntime-node`. Default: `wasm`. */
@@ -32,6 +34,8 @@ export type Prompt = string | number[] | Message[];
 export interface Options {
   /** Default: as many as fit into the context. */
   maxNewTokens?: number;
+  /** Fewest new tokens before EOS or a stop token is allowed. Default: 0. */
+  minNewTokens?: number;
   /** Texts that end the answer, and are not part of it. */
   stop?: string | string[];
   stopTokens?: number[];
@@ -56,6 +60,9 @@ export interface Options {
 
 export interface Completion {
   text: string;
+  /** Of a beam search: its score, and the next best sequences. */
+  score?: number;
+  alternatives?: Hypothesis[];
   /** Ids of the new tokens, with the one that ended the text. */
   tokens: number[];
   finishReason: "stop" | "length";
@@ -81,17 +88,37 @@ export interface Verification {
   thresholds: { mean_kl: number; max_abs_delta: number | null; near_tie: number | null };
 }
 
-/** A loaded decoder. Computes one sequence at a time. */
-export class Decoder {
+/** A loaded bundle. Calls that come together are computed one step after another. */
+export abstract class Model {
   /** manifest.json, with what older schemas leave out. */
   readonly manifest: any;
   /** Null for a bundle without a tokenizer. */
-  readonly text: {
-    readonly hasTemplate: boolean;
-    encode(text: string, options?: { special?: boolean }): number[];
-    decode(ids: number[]): string;
-    chat(messages: Message[]): number[];
-  } | null;
+  readonly text: Tokenizer | null;
+  /** Free the memory of the model, after the step that runs. Later calls are errors. */
+  dispose(): Promise<void>;
+}
+
+/** A token of a text: offsets in UTF-16 code units; special tokens around the text have none. */
+export interface Token {
+  id: number;
+  start?: number;
+  end?: number;
+  /** Number of its word. */
+  word?: number;
+}
+
+export interface Tokenizer {
+  readonly hasTemplate: boolean;
+  encode(text: string, options?: { special?: boolean; maxTokens?: number }): number[];
+  /** Tokens with their places. */
+  tokens(text: string, options?: { special?: boolean; maxTokens?: number }): Token[];
+  decode(ids: number[], options?: { special?: boolean }): string;
+  chat(messages: Message[]): number[];
+}
+
+/** A loaded decoder. */
+export class Decoder extends Model {
+  static readonly kind: "decoder";
   /** Generate text; returns the completion. */
   generate(prompt: Prompt, options?: Options): Promise<Completion>;
   /** Yields pieces of text; returns the completion. */
@@ -100,24 +127,166 @@ export class Decoder {
   logits(ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
   /** Replay the certificate on this device. */
   verify(options?: { onProgress?: (done: number, total: number) => void }): Promise<Verification>;
-  /** Free the memory of the model. */
-  release(): Promise<void>;
 }
 
-/** Load a bundle, after checking its files. Rejects with one of the errors below. */
-export function load(files: Files, options: LoadOptions): Promise<Decoder>;
+/** A text, the ids of one, or two texts as one input. */
+export type TextInput = string | number[] | [string, string];
+
+export interface TruncateOptions {
+  /** Cut texts that are too long, at their end. Default: false, which rejects them. */
+  truncate?: boolean;
+}
+
+export interface Classification {
+  /** The label with the highest score. */
+  label: string;
+  score: number;
+  /** All labels, highest score first. */
+  scores: { label: string; score: number }[];
+  /** Whether scores are between 0 and 1. */
+  areProbabilities: boolean;
+}
+
+/** A part of a text with a label; `start` and `end` are UTF-16 offsets. */
+export interface LabeledSpan {
+  text: string;
+  label: string;
+  score: number;
+  start: number;
+  end: number;
+}
+
+export interface TokenClassification {
+  /** Each token with its most probable label, without special tokens. */
+  tokens: LabeledSpan[];
+  /** Groups of tokens, without those of the label `O`. */
+  entities: LabeledSpan[];
+}
+
+/** The part of a context that answers a question; `start` and `end` are UTF-16 offsets. */
+export interface Answer {
+  text: string;
+  score: number;
+  start: number;
+  end: number;
+}
+
+export interface Filling {
+  /** The text with the most probable token in each blank. */
+  text: string;
+  /** Candidates for each blank, the most probable first. */
+  blanks: { text: string; token: number; score: number }[][];
+}
+
+/**
+ * A loaded encoder. Methods accept one input or a list. Inputs of similar length are computed together;
+ * each result equals that of the input alone up to rounding.
+ */
+export class Encoder extends Model {
+  static readonly kind: "encoder";
+  /**
+   * A vector for each input, of length 1 if the model normalizes them. `prompt` names a prompt of the
+   * model to put before each text; by default its own, and none for "".
+   */
+  embed(inputs: TextInput | TextInput[], options?: TruncateOptions & { prompt?: string }): Promise<Float32Array[]>;
+  /** Scores of the labels of each input. A list of pairs scores two texts together, as rerankers do. */
+  classify(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Classification[]>;
+  /**
+   * Zero-shot classification by a classifier trained on entailment. `multiLabel` scores each label on
+   * its own; `template` has `{}` for the label. Default: "This example is {}.".
+   */
+  classifyAs(
+    inputs: string | string[],
+    labels: string[],
+    options?: TruncateOptions & { multiLabel?: boolean; template?: string },
+  ): Promise<Classification[]>;
+  /** Labels of the tokens of each text, grouped to entities like transformers. Default: `simple`. */
+  classifyTokens(
+    inputs: string | string[],
+    options?: TruncateOptions & { aggregation?: "none" | "simple" | "first" | "average" | "max" },
+  ): Promise<TokenClassification[]>;
+  /** The part of a context, of any length, that answers a question. */
+  answer(
+    question: string,
+    context: string,
+    options?: {
+      /** Default: 15. */
+      maxAnswerTokens?: number;
+      /** Tokens of the context that neighbouring windows share. Default: 128, or half a window. */
+      stride?: number;
+      /** Return an empty answer if that is more probable. */
+      allowNone?: boolean;
+    },
+  ): Promise<Answer>;
+  /** Fill the blanks of a text: `[MASK]`, `<mask>` or `<|mask|>`, as the model writes them. */
+  fill(text: string, options?: { top?: number }): Promise<Filling>;
+  /** A vector for each token of each input. */
+  states(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Float32Array[][]>;
+  /** Logits for each token of each input. */
+  logits(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Float32Array[][]>;
+}
+
+/** Options of a beam search. With more than one beam, only `maxNewTokens` and `signal` apply besides. */
+export interface BeamOptions extends Options {
+  /** First new token, as text or id, such as the target language. */
+  first?: string | number;
+  /** 1, the default, samples instead of searching. */
+  beams?: number;
+  /** Sequences to return, at most `beams`; those after the first are `alternatives`. */
+  nBest?: number;
+  /** Above 0 favors long sequences, below 0 short ones. Default: 1. */
+  lengthPenalty?: number;
+  /** When the search ends: at once, when better sequences are unlikely (the default), or impossible. */
+  earlyStopping?: boolean | "never";
+}
+
+/** A sequence that a beam search found; its score is a mean log-probability. */
+export interface Hypothesis {
+  text: string;
+  tokens: number[];
+  score: number;
+}
+
+export type Source = string | number[];
+
+/** A loaded encoder-decoder, such as a translator. */
+export class Seq2Seq extends Model {
+  static readonly kind: "encoder-decoder";
+  /** Generate text from one source or from each of a list, whose seeds count up. */
+  generate(source: Source, options?: BeamOptions): Promise<Completion>;
+  generate(sources: string[] | number[][], options?: BeamOptions): Promise<Completion[]>;
+  /** Yields pieces of text; returns the completion. There are no streams of beam searches. */
+  stream(source: Source, options?: Options & { first?: string | number }): AsyncGenerator<string, Completion>;
+  /** Gives the logits after every token of an output, which begins with the start token, to `onRow`. */
+  logits(source: Source, ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
+}
+
+/** Load a bundle, after checking its files, as the class of its kind. Rejects with one of the errors below. */
+export function load<M extends Model = any>(files: Files, options: LoadOptions<M>): Promise<M>;
 
 export class OrtolanError extends Error {}
-/** A bundle that is incomplete, damaged, of another version or of another kind. */
+/** A bundle that is incomplete, damaged or of another version. */
 export class BundleError extends OrtolanError {}
+/** manifest.json is incomplete, or not JSON. */
+export class ManifestError extends BundleError {}
+/** A file that is missing or was changed. */
+export class BundleFileError extends BundleError {}
+/** A graph that does something a bundle may not do. */
+export class GraphError extends BundleError {}
 /** An invalid request. */
 export class InputError extends OrtolanError {}
+/** A request that this kind of bundle cannot serve. */
+export class BundleKindError extends InputError {}
+/** A text or ids that the tokenizer cannot read, or a bundle without one. */
+export class TokenizerError extends InputError {}
 /** A prompt that does not fit into the context. */
 export class ContextLengthError extends InputError {}
 /** A sampling option that is out of range. */
 export class SamplingError extends InputError {}
 /** A device that is missing or failed. */
 export class DeviceError extends OrtolanError {}
+/** ONNX Runtime could not compute the model. */
+export class ComputeError extends OrtolanError {}
 /** Memory ran out: the machine's, or the 4 GB of WebAssembly. The model must be loaded again. */
 export class MemoryError extends OrtolanError {}
 /** Logits that are not finite. */

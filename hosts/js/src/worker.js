@@ -1,6 +1,6 @@
 /** A web worker that loads and runs a model, so that the page stays alive; see `demo/page.js`. */
 
-import { chosenFiles, load, urlFiles } from "./index.js";
+import { chosenFiles, Decoder, load, urlFiles } from "./index.js";
 
 let model;
 let abort;
@@ -10,7 +10,7 @@ const answers = {
     await model?.dispose();
     const onProgress = (loaded, total, name) => postMessage({ kind: "loading", loaded, total, name });
     const module = await import(ort);
-    model = await load(files ? chosenFiles(files) : urlFiles(url), { ort: module, device, onProgress });
+    model = await load(files ? chosenFiles(files) : urlFiles(url), { ort: module, device, kind: Decoder, onProgress });
     const { tokenizer, quality, context_length: context } = model.manifest;
     return { hasChat: model.text?.hasTemplate ?? false, hasText: tokenizer !== null, quality, context };
   },
