@@ -18,7 +18,8 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Document = dict[str, Any]
 
-WORDS = """a é e\u0301 e\u0301\u0323 \u0301 🙂 👩‍👩‍👧 日本語 русский العربية ﬁ ㎏ ½ Å A\u030a ﷺ İıẞΣς 각
+WORDS = """a é e\u0301 e\u0301\u0323 \u0301 🙂 👩‍👩‍👧 日本語 русский العربية ﬁ ㎏ ½ Å A\u030a ﷺ
+İıẞΣς 각
 \uff41\uff42 \u1100\u1161\u11a8 ,.!? 's - 0123 quick brown doesn't ABC __proto__
 <s> </s> <mask> <tool> <|end|> [CLS] wörd"""
 
