@@ -75,6 +75,14 @@ test("requests that overlap return what they return alone", async () => {
   await model.dispose();
 });
 
+test("a signal from a timer ends what runs", async () => {
+  const model = await opened();
+  const signal = AbortSignal.timeout(1);
+  await assert.rejects(model.generate([3, 4, 5], { ...options, maxNewTokens: 1000, signal }), { name: "TimeoutError" });
+  assert.equal(model.engine.live, 0);
+  await model.dispose();
+});
+
 test("a model that is disposed of ends what runs, and refuses what follows", async () => {
   const model = await opened();
   const running = model.generate([3, 4, 5], { ...options, maxNewTokens: 1000 });
