@@ -167,9 +167,9 @@ def compositions(compose: Callable[[str], str]) -> str:
     for point in POINTS:
         parts = unicodedata.decomposition(chr(point)).split()
         if len(parts) == 2 and not parts[0].startswith("<"):
-            pair = [int(part, 16) for part in parts]
-            if compose("".join(map(chr, pair))) == chr(point):
-                pairs.append((point, *pair))
+            first, second = (int(part, 16) for part in parts)
+            if compose(chr(first) + chr(second)) == chr(point):
+                pairs.append((point, first, second))
     text, last = number(len(pairs)), (0, 0, 0)
     for row in pairs:
         text += "".join(signed(new - old) for new, old in zip(row, last, strict=True))
