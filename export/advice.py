@@ -76,7 +76,7 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
     advice = []
     if quantization.method != "gptq":
         advice.append(_calibrating(quantization, "leaving out"))
-    elif not quantization.is_guided:
+    elif not quantization.trains_scales:
         advice.append("--effort best")
     if quantization.head.bits < 8:
         advice.append("--head-bits 8")

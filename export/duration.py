@@ -10,7 +10,7 @@ from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.low_bit import Quantization
 from ortolan.export.options import Method
 from ortolan.export.parameters import count, is_matrix, weights_of
-from ortolan.export.quantize.guide import is_affordable
+from ortolan.export.quantize import tune
 from ortolan.export.settings import Plan
 from ortolan.runtime.engine.threads import physical_cores
 
@@ -27,9 +27,9 @@ WITNESS_LIMIT_S, WITNESS_SHARE = 20.0, 0.1
 WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "gptq": 300.0}
 """Nanoseconds per weight on one core, with reference and verification; see `seconds_of`."""
 
-CALIBRATE_NS, GUIDE_NS, WRITE_NS = 0.04, 0.12, 0.04
-"""Nanoseconds per weight and token for what `gptq` needs: the inputs of every product, the
-gradients that guide it, and a draft that writes the calibration text."""
+CALIBRATE_NS, TRAIN_NS, WRITE_NS = 0.04, 0.045, 0.04
+"""Nanoseconds per weight and token for what `gptq` needs: the inputs of every product, a step that
+trains scales, and a draft that writes the calibration text."""
 
 MOST_CORES = 4
 """Cores that an export can use; more do not help."""
@@ -90,7 +90,8 @@ def _weight_ns(model: Exportable, quantization: Quantization | None, writes: boo
     products = [
         n for n, owner, weight in weights_of(model.module) if is_matrix(model, owner, weight)
     ]
-    guides = quantization.is_guided and is_affordable(model, tokens, products)
+    trained = tune.TOKENS * tune.steps_on(tokens, model, products)
     writes = writes and model.sides.has_decoder
-    of_token = CALIBRATE_NS + GUIDE_NS * guides + WRITE_NS * writes
-    return WEIGHT_NS[quantization.method] + of_token * tokens
+    of_text = (CALIBRATE_NS + WRITE_NS * writes) * tokens
+    of_text += TRAIN_NS * trained * quantization.trains_scales
+    return WEIGHT_NS[quantization.method] + of_text

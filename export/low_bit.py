@@ -44,23 +44,23 @@ CACHE_SEQUENCES = 32
 
 
 class EffortSettings(NamedTuple):
-    """What an effort stands for; gradients weigh the tokens where it is guided."""
+    """What an effort stands for; see `quantize.tune` for the training of scales."""
 
     method: Method
     sequences: int
-    is_guided: bool
+    trains_scales: bool
 
 
 EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, EffortSettings]] = {
     4: {
         "quick": EffortSettings("rtn", 16, False),
         "normal": EffortSettings("gptq", 16, False),
-        "best": EffortSettings("gptq", 32, True),
+        "best": EffortSettings("gptq", 64, True),
     },
     8: {
         "quick": EffortSettings("rtn", 16, False),
         "normal": EffortSettings("rtn", 16, False),
-        "best": EffortSettings("gptq", 32, True),
+        "best": EffortSettings("gptq", 32, False),
     },
 }
 """By the bits of the weights (docs/adr/0039)."""
@@ -80,7 +80,7 @@ class Quantization:
             `scheme`.
         shrink_groups: use smaller groups where the last one of a row would be mostly padding.
         exclude: patterns of weights that stay floats (`fnmatch`).
-        is_guided: whether gradients weigh the tokens of calibration inputs (`quantize.guide`).
+        trains_scales: whether scales are trained after calibration (`quantize.tune`).
         reuse_head_bits: largest width in which codes of a stored head are reused.
         reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`
             leaves out those with a minimum per group, which need more nodes.
@@ -94,7 +94,7 @@ class Quantization:
     shrink_groups: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CACHE_SEQUENCES
-    is_guided: bool = False
+    trains_scales: bool = False
     reuse_head_bits: int = 4
     reuse: Reuse = "all"
 
@@ -141,7 +141,7 @@ def quantization_of(kind: str, weights: Int8 | Int4, device: Device) -> Quantiza
         shrink_groups=is_default,
         exclude=tuple(weights.exclude),
         calibration_sequences=sequences,
-        is_guided=work.is_guided,
+        trains_scales=work.trains_scales,
         reuse_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
         # A user who sets a method wants its codes.
         reuse="all" if weights.method is None else "none",

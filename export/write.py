@@ -147,7 +147,7 @@ def _write_files(
         specialized = specialize(
             graphs, plan, assign_schemes(graphs.values(), quantization, model.weights)
         )
-        codes = find_codes(model, quantization, specialized.schemes, inputs, progress)
+        codes = find_codes(model, quantization, specialized.schemes, inputs, folder, progress)
     else:
         specialized = specialize(graphs, plan, {})
     check_placement(specialized.graphs, plan)

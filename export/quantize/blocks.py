@@ -58,12 +58,16 @@ class Columns(NamedTuple):
 def dequantize(codes: Codes) -> Tensor:
     """The weight that kernels use, float32 `(N, K)`."""
     rows, inputs = codes.values.shape
-    zeros = codes.scheme.middle if codes.zeros is None else codes.zeros.float().unsqueeze(-1)
-    blocks = into_groups(codes.values.float(), codes.scheme.group)
-    values = blocks.sub_(zeros).mul_(codes.scales.unsqueeze(-1))
+    values = steps_of(codes).mul_(codes.scales.unsqueeze(-1))
     if codes.minimums is not None:
         values += codes.minimums.unsqueeze(-1)
     return values.view(rows, -1)[:, :inputs]
+
+
+def steps_of(codes: Codes) -> Tensor:
+    """Codes minus zero points, float32 `(N, G, group)`; a weight is these times its scales."""
+    zeros = codes.scheme.middle if codes.zeros is None else codes.zeros.float().unsqueeze(-1)
+    return into_groups(codes.values.float(), codes.scheme.group).sub_(zeros)
 
 
 def joined(parts: Sequence[Codes]) -> Codes:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from operator import is_
-from types import MappingProxyType
 from weakref import ref
 
 import torch
@@ -24,7 +23,6 @@ from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.guide import Importance
 from ortolan.export.quantize.places import Place, places_of, tables_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_weight
@@ -32,8 +30,6 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
-
-ALL_EQUAL: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
 """Damping of a head that is also the embedding, where errors count alike in every column."""
@@ -53,7 +49,6 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
-    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings and experts, which no input is seen of.
@@ -61,7 +56,7 @@ def calibrated_weights(
     Read the parts of a weight before the next weight.
     """
     schemes = {name: (scheme,) for name, scheme in plan.items()}
-    return in_schemes(model, schemes, inputs, _fit, importance=importance, progress=progress)
+    return in_schemes(model, schemes, inputs, _fit, progress=progress)
 
 
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
@@ -74,7 +69,6 @@ def in_schemes(
     inputs: Inputs,
     fit: Fit,
     *,
-    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Like `calibrated_weights`, in several schemes per weight, one after the other."""
@@ -104,7 +98,7 @@ def in_schemes(
                 if waiting is not None:
                     yield from rounded(waiting)
                     waiting = None
-                waiting = _Waiting(_sum_of_squares(event, importance), event.inputs, [place])
+                waiting = _Waiting(_sum_of_squares(event), event.inputs, [place])
             if not places:
                 break  # nothing is needed after the last product
     if waiting is not None:
@@ -174,15 +168,15 @@ def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     return Part(rows=weight, codes=codes)
 
 
-def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
-    """The weighted sum of x xT over all inputs x `(K,)` of a product, `(K, K)`.
+def _sum_of_squares(event: Product) -> Tensor:
+    """The sum of x xT over all inputs x `(K,)` of a product, `(K, K)`.
 
     It is symmetric, so only the part below the diagonal is computed.
     """
     columns = event.inputs[0].shape[-1]
     total_KK = torch.zeros(columns, columns)
     starts = range(0, columns, SUM_COLUMNS)
-    for x_KS in _joined(_weighted(event, importance)):
+    for x_KS in _joined(x.flatten(0, -2).float() for x in event.inputs):
         for start in starts:
             part = x_KS[start : start + SUM_COLUMNS]
             total_KK[start:, start : start + SUM_COLUMNS] += linear(x_KS[start:], part)
@@ -190,19 +184,6 @@ def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
         stop = start + SUM_COLUMNS
         total_KK[start:stop, stop:] = total_KK[stop:, start:stop].T
     return total_KK
-
-
-def _weighted(event: Product, importance: Importance) -> Iterator[Tensor]:
-    """Inputs of a product, `(S, K)` each, every token times the root of its importance."""
-    flat = (x.flatten(0, -2).float() for x in event.inputs)
-    of_product = importance.get(event.name)
-    if of_product is None:
-        yield from flat
-        return
-    counts = [of_product[index] for index in event.indices]
-    mean = torch.cat(counts).mean()
-    for x_SK, counts_S in zip(flat, counts, strict=True):
-        yield x_SK * (counts_S / mean).sqrt().unsqueeze(-1) if mean > 0 else x_SK
 
 
 def _joined(inputs: Iterable[Tensor]) -> Iterator[Tensor]:

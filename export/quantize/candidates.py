@@ -6,8 +6,9 @@ on the schemes of other weights, and can be combined freely.
 Shape letters: N rows of a weight, K its columns.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ortolan import files
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, joined
 from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, StoredMethod
@@ -40,11 +41,12 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A weight in one scheme."""
+    """A weight in one scheme; `scales` are used instead of those in the files."""
 
     method: StoredMethod
     loss: float
     rows: Sequence[_Rows]
+    scales: Tensor | None = None
 
 
 class Candidates:
@@ -55,6 +57,7 @@ class Candidates:
         self._folder = folder
         self._weights = weights
         self._candidates: dict[tuple[str, Scheme], _Candidate] = {}
+        self._mapped: dict[Path, Mapping[str, Tensor]] = {}
 
     def add(self, weight: QuantizedWeight) -> None:
         """Store a weight in one scheme; reads its parts."""
@@ -99,20 +102,35 @@ class Candidates:
             )
         return sources
 
+    def rescale(self, name: str, scheme: Scheme, scales: Tensor) -> None:
+        """Replace the scales of a weight, `(N, G)`."""
+        known = self._candidates[name, scheme]
+        self._candidates[name, scheme] = replace(known, method="tuned", scales=scales)
+
+    def scales(self, name: str, scheme: Scheme) -> Tensor:
+        """Scales of a weight, `(N, G)`."""
+        return self.codes(name, scheme, 0, math.prod(self._weights.shape(name)[:-1])).scales
+
     def values(self, name: str, scheme: Scheme, start: int, stop: int) -> Tensor:
         """Dequantized rows `[start:stop]` of a weight, float32 `(n, K)`."""
-        columns = self._weights.shape(name)[-1]
+        return dequantize(self.codes(name, scheme, start, stop))
+
+    def codes(self, name: str, scheme: Scheme, start: int, stop: int) -> Codes:
+        """Rows `[start:stop]` of a weight; those of all experts follow one another."""
+        columns, candidate = self._weights.shape(name)[-1], self._candidates[name, scheme]
         pieces = []
-        for rows in self._candidates[name, scheme].rows:
+        for rows in candidate.rows:
             low, high = max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start
             if low < high:
-                pieces.append(dequantize(_read(rows.file, scheme, columns, low, high)))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                pieces.append(self._read(rows.file, scheme, columns, low, high))
+        codes = pieces[0] if len(pieces) == 1 else joined(pieces)
+        scales = candidate.scales
+        return codes if scales is None else replace(codes, scales=scales[start:stop])
 
     def _parts(self, name: str, scheme: Scheme) -> Iterator[Part]:
-        *experts, count, columns = self._weights.shape(name)
+        *experts, count, _ = self._weights.shape(name)
         for rows in self._candidates[name, scheme].rows:
-            codes = _read(rows.file, scheme, columns, 0, rows.stop - rows.start)
+            codes = self.codes(name, scheme, rows.start, rows.stop)
             if experts:  # rows of all experts follow one another; a part is within one expert
                 expert, first = divmod(rows.start, count)
                 last = first + rows.stop - rows.start
@@ -120,6 +138,23 @@ class Candidates:
             else:
                 values = self._weights.rows(name, rows.start, rows.stop)
             yield Part(rows=values.float(), codes=codes)
+
+    def _read(self, file: Path, scheme: Scheme, columns: int, start: int, stop: int) -> Codes:
+        """Rows `[start:stop]` of a file that `_packed` made; opening one again takes a while."""
+        if file not in self._mapped:
+            with torch.inference_mode(mode=False):  # they may have gradients later
+                self._mapped[file] = torch.load(file, mmap=True, weights_only=True)
+        rows = {name: tensor[start:stop] for name, tensor in self._mapped[file].items()}
+        values = rows["values"]
+        if scheme.bits == 4:
+            values = torch.stack((values & 15, values >> 4), -1).flatten(1)[:, :columns]
+        return Codes(
+            values=values,
+            scales=rows["scales"],
+            zeros=rows.get("zeros"),
+            minimums=rows.get("minimums"),
+            scheme=scheme,
+        )
 
 
 def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
@@ -194,22 +229,6 @@ def write_tensors(file: Path, value: object) -> None:
     data = BytesIO()
     torch.save(value, data)
     files.write(file, data.getbuffer())
-
-
-def _read(file: Path, scheme: Scheme, columns: int, start: int, stop: int) -> Codes:
-    """Rows `[start:stop]` of a file that `_packed` made."""
-    saved = torch.load(file, mmap=True, weights_only=True)
-    rows = {name: tensor[start:stop] for name, tensor in saved.items()}
-    values = rows["values"]
-    if scheme.bits == 4:
-        values = torch.stack((values & 15, values >> 4), -1).flatten(1)[:, :columns]
-    return Codes(
-        values=values,
-        scales=rows["scales"],
-        zeros=rows.get("zeros"),
-        minimums=rows.get("minimums"),
-        scheme=scheme,
-    )
 
 
 def _squared_error(part: Part) -> float:

@@ -13,6 +13,7 @@ Shape letters: S tokens, V vocabulary.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +40,32 @@ Rounded = Mapping[str, Weights]
 class Reference:
     """Outputs of the trained model for some inputs, in files."""
 
-    def __init__(self, model: Exportable, inputs: Inputs, folder: Path) -> None:
-        """Compute the outputs."""
+    def __init__(
+        self,
+        model: Exportable,
+        inputs: Inputs,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        progress: Progress = silent,
+    ) -> None:
+        """Compute the outputs, and store them in a type."""
         self._model, self._inputs, self._folder = model, inputs, folder
-        for event in run(model.module, model.weights, calls(model, inputs)):
+        texts, done = calls(model, inputs), 0
+        for event in run(model.module, model.weights, texts):
             if isinstance(event, Result):
-                write_tensors(folder / f"{event.index}.pt", event.value)
+                write_tensors(folder / f"{event.index}.pt", event.value.to(dtype))
+                done += 1
+                progress("reference", done, len(texts))
+
+    def output(self, index: int) -> Tensor:
+        """The output for an input, in its file."""
+        stored = torch.load(self._folder / f"{index}.pt", mmap=True, weights_only=True)
+        return cast(Tensor, stored)
 
     def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
         """Mean KL divergence of logits in nats, or cosine distance of vectors, of each variant."""
-        batch = max(1, TOKENS_AT_ONCE // sum(_lengths(self._model, self._inputs)))
+        batch = max(1, TOKENS_AT_ONCE // sum(lengths(self._model, self._inputs)))
         means: list[float] = []
         for start in range(0, len(variants), batch):
             means += self._distances(variants[start : start + batch])
@@ -62,8 +79,7 @@ class Reference:
         for event in run(model.module, model.weights, texts * len(variants), instead=instead):
             if isinstance(event, Result):
                 variant, index = divmod(event.index, len(texts))
-                expected = torch.load(self._folder / f"{index}.pt", mmap=True, weights_only=True)
-                of_rows = distances(expected, event.value, model.output_kind)
+                of_rows = distances(self.output(index), event.value, model.output_kind)
                 sums[variant] += float(of_rows.sum())
                 counts[variant] += len(of_rows)
         return [total / count for total, count in zip(sums, counts, strict=True)]
@@ -103,13 +119,13 @@ def _independent_divergence(expected_SL: Tensor, got_SL: Tensor) -> Tensor:
 
 def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:
     """The first inputs, at least one, with about this many tokens in all."""
-    lengths, count = _lengths(model, inputs), 1
-    while count < len(lengths) and sum(lengths[:count]) + lengths[count] / 2 < tokens:
+    known, count = lengths(model, inputs), 1
+    while count < len(known) and sum(known[:count]) + known[count] / 2 < tokens:
         count += 1
     return replace(inputs, sources=inputs.sources[:count], ids=inputs.ids[:count])
 
 
-def _lengths(model: Exportable, inputs: Inputs) -> list[int]:
+def lengths(model: Exportable, inputs: Inputs) -> list[int]:
     """Tokens of each input; for an image, its patch vectors."""
     sides = [side for side in (inputs.sources, inputs.ids) if side]
     return [

@@ -26,8 +26,9 @@ READ_CHUNKS = 16
 TRIM_READS = 8
 """Reads after which free memory is returned to the system, since malloc would keep it."""
 
-StoredMethod = Method | Literal["kept"]
-"""How codes were found, as the manifest says; `kept` ones are the checkpoint's own."""
+StoredMethod = Method | Literal["tuned", "kept"]
+"""How codes were found, as the manifest says: `tuned` ones by GPTQ, and their scales were trained
+after it; `kept` ones are the checkpoint's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     "--effort",
     type=_choice(choices.Effort),
     help="Time to spend on low-bit weights: quick rounds each weight alone, normal calibrates "
-    "int4, best calibrates on more data, guided by gradients. Default: normal.",
+    "int4, best calibrates on more data and trains the scales. Default: normal.",
 )
 @click.option(
     "--adapter",
