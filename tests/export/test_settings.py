@@ -196,9 +196,9 @@ def test_devices_that_run_a_bundle(
 def test_more_effort_is_more_work() -> None:
     normal, best = (quantization(precision=Int4(effort=effort)) for effort in ("normal", "best"))
     assert best.calibration_sequences > normal.calibration_sequences
-    assert (normal.is_guided, best.is_guided) == (False, True)
+    assert (normal.trains_scales, best.trains_scales) == (False, True)
     chosen = quantization(precision=Int4(effort="best", calibration_sequences=3))
-    assert (chosen.calibration_sequences, chosen.is_guided) == (3, True)
+    assert (chosen.calibration_sequences, chosen.trains_scales) == (3, True)
 
 
 @pytest.mark.parametrize(
