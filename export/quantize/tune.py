@@ -42,7 +42,7 @@ the decays of Adam."""
 
 WARM_UP = 0.1
 
-TOKENS = 1024
+TOKENS = 512
 """Approximate number of tokens of a step."""
 
 EPOCHS = 3

@@ -4,6 +4,7 @@ The codes are read from the bundle's own files and dequantized by numpy: what is
 whole way from the plan to the kernel.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.tiny import FAMILY_CONFIGS
@@ -20,6 +22,7 @@ from tests.tiny import FAMILY_CONFIGS
 import ortolan
 from ortolan.export.errors import ParityError
 from ortolan.export.options import ExportOptions, GroupSize, Int4, Int8, Precision
+from ortolan.export.quantize import tune
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import Bundle, load
@@ -273,6 +276,33 @@ def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
     with mixed.session() as one, plain.session() as other:
         np.testing.assert_array_equal(one.append(IDS[:few]), other.append(IDS[:few]))
         assert (one.append(IDS[:few] + IDS[:1]) != other.append(IDS[:few] + IDS[:1])).any()
+
+
+@pytest.mark.parametrize("model", ["family", "transformers"])
+def test_the_best_effort_trains_scales(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "TOKENS", 32)
+    best = Int4(effort="best", head_bits=8, calibration_sequences=4)
+    if model == "family":
+        module: Any = tiny_models.decoder(tiny_models.llama())
+    else:  # stores weights the other way around
+        config = transformers.GPT2Config(
+            n_embd=64,
+            n_head=4,
+            n_layer=2,
+            n_positions=64,
+            vocab_size=tiny_models.VOCAB,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        module = transformers.GPT2LMHeadModel(config).eval()
+    bundle, loaded = export(module, tmp_path / "out", best)
+    methods = {tensor.name: tensor.method for tensor in bundle.manifest.quantized}
+    blocks = {method for name, method in methods.items() if re.search(r"\.\d\.", name)}
+    assert blocks == {"tuned"}
+    assert blocks != set(methods.values())  # 8 bits need no training
+    assert loaded.logits(IDS[:20]).shape == (20, tiny_models.VOCAB)
 
 
 def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Training of the scales of rounded weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from tests.modeling import kinds
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ortolan.export import streamed
 from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
@@ -40,7 +41,7 @@ def texts(count: int, *, first: int, length: int = 24, below: int = 31) -> list[
     return [torch.randint(0, below, (length,), generator=random) for _ in range(count)]
 
 
-MODELS = {
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Sequence[str]]] = {
     "decoder": (lambda: tiny_models.decoder(tiny_models.llama()), ("ids",)),
     "encoder": (
         lambda: kinds.encoder(
@@ -57,7 +58,8 @@ MODELS = {
 
 
 def inputs_of(sides: Sequence[str], count: int) -> Inputs:
-    return Inputs(**{side: texts(count, first=place) for place, side in enumerate(sides)})
+    of_sides = {side: texts(count, first=place) for place, side in enumerate(sides)}
+    return Inputs(sources=of_sides.get("sources", ()), ids=of_sides.get("ids", ()))
 
 
 class Rounded:
@@ -87,7 +89,7 @@ class Rounded:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("read_bytes", [tune.READ_BYTES, 500])
+@pytest.mark.parametrize("read_bytes", [streamed.READ_BYTES, 500])
 def test_gradients_are_those_of_pytorch(
     scheme: str, read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +110,7 @@ def test_gradients_are_those_of_pytorch(
         columns = values[name].shape[1]
         values[name] = values[name] * factor.repeat_interleave(group, 1)[:, :columns]
     expected = functional_call(module, values, (ids[None],))[0]
-    (expected * weighting).sum().backward()  # type: ignore[no-untyped-call]
+    (expected * weighting).sum().backward()
 
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     for name, factor in factors.items():
@@ -120,8 +122,9 @@ def test_training_brings_outputs_closer_and_keeps_codes(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "RATE", 1e-2)
+    monkeypatch.setattr(tune, "TOKENS", 64)
     make, sides = MODELS[kind]
-    inputs = inputs_of(sides, 24)
+    inputs = inputs_of(sides, 6)
     made = Rounded(make(), inputs, tmp_path, SCHEME)
     judge = Reference(made.model, inputs, made.made("judge"))
     (before,) = judge.distances([made.candidates.instead(made.schemes)])
