@@ -55,7 +55,7 @@ EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, EffortSettings]] = {
     4: {
         "quick": EffortSettings("rtn", 16, False),
         "normal": EffortSettings("gptq", 16, False),
-        "best": EffortSettings("gptq", 64, True),
+        "best": EffortSettings("gptq", 32, True),
     },
     8: {
         "quick": EffortSettings("rtn", 16, False),
@@ -76,8 +76,8 @@ class Quantization:
         scheme: format of the products in blocks.
         head: format of the head and the embedding, which may share a table.
         options: of the command line that chose another method than calibration.
-        narrow_group: group size of block rows shorter than `schemes.NARROW`; None for that of
-            `scheme`.
+        narrow_group: group size of 4-bit rows shorter than `schemes.NARROW`; None for that of
+            `scheme` or `head`.
         shrink_groups: use smaller groups where the last one of a row would be mostly padding.
         exclude: patterns of weights that stay floats (`fnmatch`).
         trains_scales: whether scales are trained after calibration (`quantize.tune`).

@@ -119,7 +119,7 @@ def scheme_of(
 ) -> Scheme:
     """The scheme of a weight with rows of this many columns; see `assign_schemes`."""
     scheme = options.scheme if is_block(name) else options.head
-    if options.narrow_group is not None and is_block(name) and columns < NARROW:
+    if options.narrow_group is not None and scheme.bits == 4 and columns < NARROW:
         scheme = replace(scheme, group=options.narrow_group)
     fits = options.shrink_groups or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme

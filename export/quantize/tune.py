@@ -45,7 +45,7 @@ WARM_UP = 0.1
 TOKENS = 512
 """Approximate number of tokens of a step."""
 
-EPOCHS = 3
+EPOCHS = 5
 
 MOST_WORK = 12 << 40
 """Tokens times weights up to which training takes minutes (docs/adr/0020)."""
@@ -97,7 +97,7 @@ def tune(
     Raises:
         ExportError: PyTorch cannot differentiate the model.
     """
-    reference = Reference(model, inputs, folder, dtype=torch.float16)
+    reference = Reference(model, inputs, folder, dtype=torch.float16, progress=progress)
     student = Student(model, candidates, schemes, names)
     optimizer = torch.optim.Adam(student.exponents.values(), betas=MOMENTS)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
