@@ -34,7 +34,11 @@ from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row
 from ortolan.modeling.weights import Replaced, Weights
-from ortolan.runtime.machine.memory import return_free_memory
+from ortolan.runtime.machine.memory import (
+    LARGEST_BYTES,
+    return_free_memory,
+    return_large_memory,
+)
 
 RATE, MOMENTS = 1e-3, (0.9, 0.95)
 """Peak of the learning rate, which rises over `WARM_UP` of the steps and falls as a cosine; and
@@ -45,7 +49,7 @@ WARM_UP = 0.1
 TOKENS = 512
 """Approximate number of tokens of a step."""
 
-EPOCHS = 5
+EPOCHS = 4
 
 MOST_WORK = 12 << 40
 """Tokens times weights up to which training takes minutes (docs/adr/0020)."""
@@ -104,26 +108,30 @@ def tune(
         optimizer, RATE, total_steps=steps, pct_start=WARM_UP, cycle_momentum=False
     )
     texts = calls(model, inputs)
-    for step, batch in enumerate(islice(_batches(lengths(model, inputs)), steps), 1):
-        rows = sum(_rows(reference.output(index)) for index in batch)
-        optimizer.zero_grad()
-        try:
+    # Every product takes a block for its weight; to get them anew takes a third of the time.
+    return_large_memory(LARGEST_BYTES)
+    try:
+        for step, batch in enumerate(islice(_batches(lengths(model, inputs)), steps), 1):
+            rows = sum(_rows(reference.output(index)) for index in batch)
+            optimizer.zero_grad()
             for index in batch:
                 expected, got = reference.output(index).float(), student.output(texts[index])
                 loss = distances(expected, got.float(), model.output_kind).sum() / rows
                 loss.backward()  # type: ignore[no-untyped-call]
-                return_free_memory()
-        except RuntimeError as error:  # the model runs without gradients, so they are the cause
-            reason = str(error).partition("\n")[0]
-            raise ExportError(
-                f"PyTorch cannot differentiate this model: {reason} Choose --effort normal, which "
-                "needs no gradients."
-            ) from error
-        optimizer.step()
-        schedule.step()
-        progress("train scales", step, steps)
+            optimizer.step()
+            schedule.step()
+            progress("train scales", step, steps)
+    except RuntimeError as error:  # the model runs without gradients, so they are the cause
+        reason = str(error).partition("\n")[0]
+        raise ExportError(
+            f"PyTorch cannot differentiate this model: {reason} Choose --effort normal, which "
+            "needs no gradients."
+        ) from error
+    finally:
+        return_large_memory()
+        return_free_memory()
     for name, exponents in student.exponents.items():
-        if exponents.grad is not None:  # else no product reads it
+        if bool(exponents.any()):  # else no product reads it
             scales = candidates.scales(name, schemes[name])
             candidates.rescale(name, schemes[name], scales * exponents.detach().exp())
 

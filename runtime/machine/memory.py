@@ -10,6 +10,9 @@ from ortolan.runtime.machine.control_groups import group_folders, read_small
 LARGE_BYTES = 2 << 20
 """Size, in bytes, from which freed memory is returned at once; see `return_large_memory`."""
 
+LARGEST_BYTES = 32 << 20
+"""glibc's largest size of blocks that it can be told to keep."""
+
 _STATUS, _MEMINFO = Path("/proc/self/status"), "proc/meminfo"
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
@@ -42,12 +45,15 @@ def return_free_memory() -> None:
         libc.malloc_trim(0)
 
 
-def return_large_memory() -> None:
-    """From now on, return large blocks when they are freed; glibc would learn to keep them."""
+def return_large_memory(size: int = LARGE_BYTES) -> None:
+    """From now on, return blocks of this size when they are freed; glibc would learn to keep them.
+
+    At most `LARGEST_BYTES`.
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(_MMAP_THRESHOLD, size)
         # setting the first stops glibc from raising the second as blocks are freed
-        libc.mallopt(_TRIM_THRESHOLD, 16 * LARGE_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, 16 * size)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
