@@ -296,7 +296,7 @@ def test_the_best_effort_trains_scales(
             bos_token_id=None,
             eos_token_id=None,
         )
-        module = transformers.GPT2LMHeadModel(config).eval()
+        module = transformers.GPT2LMHeadModel(config)
     bundle, loaded = export(module, tmp_path / "out", best)
     methods = {tensor.name: tensor.method for tensor in bundle.manifest.quantized}
     blocks = {method for name, method in methods.items() if re.search(r"\.\d\.", name)}
