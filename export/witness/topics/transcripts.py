@@ -40,13 +40,16 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
 
 
 def ours(bundled: Bundled, samples: NDArray[np.float32]) -> Answer:
-    """The text of CTC, or the tokens of each segment, with those of times, and its seconds."""
+    """The text of CTC, or the tokens of each segment, with those of times, and its end in seconds.
+
+    transformers lets a segment that is alone in its window start with the window.
+    """
     transcript = bundled.model.transcribe(samples)
     if bundled.manifest.kind == "encoder":
         return " ".join(transcript.text.split())
     segments = transcript.segments
-    times = [[own.start, own.end] for own in segments if bundled.manifest.speech is not None]
-    return {"tokens": [list(own.tokens) for own in segments], "seconds": times}
+    ends = [own.end for own in segments if bundled.manifest.speech is not None]
+    return {"tokens": [list(own.tokens) for own in segments], "ends": ends}
 
 
 @torch.inference_mode()
@@ -68,7 +71,7 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
         return {
             "tokens": [_whole(own["tokens"].tolist(), no_times) for own in heard],
             # a bundle's times are within the sound
-            "seconds": [[min(float(own[at]), seconds) for at in ("start", "end")] for own in heard],
+            "ends": [min(float(own["end"]), seconds) for own in heard],
         }
     options: dict[str, Any] = {}
     if model.config.model_type == "whisper":  # an old file, without names of tokens
@@ -78,7 +81,7 @@ def theirs(publisher: Publisher, samples: NDArray[np.float32]) -> Answer:
     ids = model.generate(**inputs, **options)[0].tolist()
     written = ids[len(start) :] if ids[: len(start)] == start else ids
     tokens = [token for token in written if token != model.config.eos_token_id]
-    return {"tokens": [tokens], "seconds": []}
+    return {"tokens": [tokens], "ends": []}
 
 
 def _name_task(generation: Any) -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def convert(folder: Path, **options: bool) -> Any:
+def convert(folder: Path, **options: Any) -> Any:
     export_adapter(
         folder / "adapter",
         folder / "out",

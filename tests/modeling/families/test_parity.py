@@ -183,8 +183,9 @@ def test_keys_of_rotary_positions_are_read_where_transformers_reads_them(name: s
     except ConfigError:  # it says that transformers ignores the share
         ours = replace(ROTARY[name], theta=700.0)
     config: Any = AutoConfig.for_model(**values)
+    kind: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = kind.from_config(config)
     (rotary,) = (part for part in model.modules() if hasattr(part, "inv_freq"))
     frequencies, _ = type(rotary).compute_default_rope_parameters(config)
     assert isinstance(ours, RotaryPositions)
