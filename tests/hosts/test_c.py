@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from tests.export.test_windows import LAYERS, SHAPE
 from tests.hosts.c_library import HOST, REPOSITORY, Built, arguments, failure, random_ids
 from tests.hosts.conftest import KINDS
 from tests.runtime.damaged_bundles import edit_json, put, reseal
@@ -64,6 +67,25 @@ def test_tokens_equal_those_of_python_however_a_decoder_is_called(
     prompt = random_ids(length)
     new = 40 if length < 300 else 300  # past two changes of the capacity
     assert built.generate(tiny[kind], prompt, new) == expected(tiny[kind], prompt, new)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("MistralConfig", {}), ("Gemma3TextConfig", LAYERS)])
+def test_tokens_of_layers_with_a_window_equal_those_of_python(
+    built: Built, tmp_path: Path, kind: str, layers: dict[str, Any]
+) -> None:
+    shape = {**SHAPE, **layers, "max_position_embeddings": 3000}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = getattr(transformers, kind)(**shape)
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path / "checkpoint")
+    bundle = tmp_path / "bundle"
+    options = ortolan.ExportOptions(proof="quick", allow_poor=True)
+    ortolan.export(tmp_path / "checkpoint", bundle, precision="fp32", options=options)
+    states = json.loads((bundle / "manifest.json").read_text())["states"]
+    assert any("window" in state for state in states)
+    prompt = [3 + token % 61 for token in random_ids(1500)]
+    assert built.generate(bundle, prompt, 300) == expected(bundle, prompt, 300)
 
 
 @pytest.mark.parametrize(

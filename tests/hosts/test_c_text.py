@@ -75,7 +75,7 @@ def expected(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_bytes_become_the_text_of_python(sanitized: Built, bundle: Path, seed: int) -> None:
-    options = {"temperature": 3.0, "seed": seed}
+    options: dict[str, Any] = {"temperature": 3.0, "seed": seed}
     text = expected(bundle, "Abc é", 120, **options)
     assert completed(sanitized, bundle, "Abc é", 120, **options) == text
     assert "\ufffd" in text[0]
