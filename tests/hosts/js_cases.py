@@ -59,6 +59,8 @@ def _pythonic(argument: Any) -> Any:
 
 
 def _plain(argument: Any) -> Any:
+    if isinstance(argument, list):
+        return [_plain(one) for one in argument]
     if not isinstance(argument, np.ndarray):
         return argument
     height, width = argument.shape[:2]

@@ -15,6 +15,7 @@ const [MOST_ROWS, MOST_TOKENS, LEAST_SHARE] = [32, 4096, 0.75];
 const [WINDOW, STRIDE] = [384, 128];
 
 const TEMPLATE = "This example is {}.";
+const IMAGE_TEMPLATE = "This is a photo of {}.";
 
 /** How models write a blank. */
 const MASKS = ["[MASK]", "<mask>", "<|mask|>"];
@@ -36,9 +37,22 @@ export class Encoder extends Model {
   static kind = "encoder";
   #reader;
 
-  constructor(engine, contents) {
+  #texts;
+
+  constructor(engine, contents, parts = {}) {
     super(engine, contents);
     this.#reader = readerOf(this);
+    this.#texts = parts.texts ? new Encoder(parts.texts.engine, parts.texts.contents) : null;
+  }
+
+  /** The encoder of the texts that images are compared with. */
+  get texts() {
+    check(this.#texts, BundleKindError, "texts: expected an encoder of images with one of texts. Use another bundle.");
+    return this.#texts;
+  }
+
+  async dispose() {
+    await Promise.all([super.dispose(), this.#texts?.dispose()]);
   }
 
   async embed(inputs, options = {}) {
@@ -71,6 +85,7 @@ export class Encoder extends Model {
   async classifyAs(inputs, labels, options = {}) {
     checkNames(options, ["multiLabel", "template", "truncate"]);
     const { multiLabel = false, template, truncate } = options;
+    if (this.#texts) return this.#compared(inputs, labels, options);
     const { kind, labels: own = [] } = this.manifest.output;
     // the entailment label is found by its name
     const entailment = own.findIndex((label) => label.toLowerCase().startsWith("entail"));
@@ -87,6 +102,21 @@ export class Encoder extends Model {
       const part = rows.slice(index * labels.length, (index + 1) * labels.length);
       const numbers = part.map(([row]) => row[entailment] - (isAlone ? row[against] : 0));
       return classification(scoresOf(numbers, isAlone ? "sigmoid" : "softmax"), labels);
+    });
+  }
+
+  /** Compare images with the sentences of labels. */
+  async #compared(inputs, labels, { multiLabel = false, template = IMAGE_TEMPLATE, truncate = false }) {
+    const { scale, bias, scores } = this.manifest.texts;
+    const isSum = checkedFlag("multiLabel", multiLabel) && scores === "softmax";
+    const only = "multiLabel: this model only says which label fits an image best, so its scores always add up to 1. Leave it out.";
+    check(!isSum, InputError, only);
+    const vectors = await this.#texts.embed(sentences(labels, template), { truncate });
+    const rows = await this.#run(inputs);
+    return rows.map(([row]) => {
+      const logits = vectors.map((vector) => vector.reduce((sum, value, index) => sum + value * row[index], 0) * scale + bias);
+      const isCertain = scores === "softmax" && labels.length === 1;
+      return classification(isCertain ? [1] : scoresOf(logits, scores), labels);
     });
   }
 

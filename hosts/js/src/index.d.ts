@@ -129,8 +129,15 @@ export class Decoder extends Model {
   verify(options?: { onProgress?: (done: number, total: number) => void }): Promise<Verification>;
 }
 
-/** A text, the ids of one, or two texts as one input. */
-export type TextInput = string | number[] | [string, string];
+/** An image like `ImageData`: 1 to 4 bytes per pixel, of which the last of 2 or 4 is alpha. */
+export interface Pixels {
+  data: Uint8Array | Uint8ClampedArray | number[];
+  width: number;
+  height: number;
+}
+
+/** A text, the ids of one, or two texts as one input; an image for an encoder of images. */
+export type Input = string | number[] | [string, string] | Pixels;
 
 export interface TruncateOptions {
   /** Cut texts that are too long, at their end. Default: false, which rejects them. */
@@ -184,19 +191,22 @@ export interface Filling {
  */
 export class Encoder extends Model {
   static readonly kind: "encoder";
+  /** The encoder of the texts that images are compared with; an error if there is none. */
+  readonly texts: Encoder;
   /**
    * A vector for each input, of length 1 if the model normalizes them. `prompt` names a prompt of the
    * model to put before each text; by default its own, and none for "".
    */
-  embed(inputs: TextInput | TextInput[], options?: TruncateOptions & { prompt?: string }): Promise<Float32Array[]>;
+  embed(inputs: Input | Input[], options?: TruncateOptions & { prompt?: string }): Promise<Float32Array[]>;
   /** Scores of the labels of each input. A list of pairs scores two texts together, as rerankers do. */
-  classify(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Classification[]>;
+  classify(inputs: Input | Input[], options?: TruncateOptions): Promise<Classification[]>;
   /**
-   * Zero-shot classification by a classifier trained on entailment. `multiLabel` scores each label on
-   * its own; `template` has `{}` for the label. Default: "This example is {}.".
+   * Zero-shot classification, by a classifier trained on entailment, or by encoders of images and of
+   * texts. `multiLabel` scores each label on its own; `template` has `{}` for the label. Default: "This
+   * example is {}." for texts, "This is a photo of {}." for images.
    */
   classifyAs(
-    inputs: string | string[],
+    inputs: string | Pixels | (string | Pixels)[],
     labels: string[],
     options?: TruncateOptions & { multiLabel?: boolean; template?: string },
   ): Promise<Classification[]>;
@@ -221,9 +231,9 @@ export class Encoder extends Model {
   /** Fill the blanks of a text: `[MASK]`, `<mask>` or `<|mask|>`, as the model writes them. */
   fill(text: string, options?: { top?: number }): Promise<Filling>;
   /** A vector for each token of each input. */
-  states(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Float32Array[][]>;
+  states(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
   /** Logits for each token of each input. */
-  logits(inputs: TextInput | TextInput[], options?: TruncateOptions): Promise<Float32Array[][]>;
+  logits(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
 }
 
 /** Options of a beam search. With more than one beam, only `maxNewTokens` and `signal` apply besides. */

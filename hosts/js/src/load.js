@@ -22,10 +22,14 @@ export async function load(files, { ort, device = "wasm", kind, onProgress } = {
   const Kind = MODELS.find((model) => model.kind === own);
   check(!kind || kind === Kind, BundleKindError, `load: expected the kind ${kind?.kind}, got ${own}. Use ${Kind?.name}.`);
   const engine = await Engine.open(ort, device, bundle);
+  const parts = {};
   try {
-    return new Kind(engine, bundle.contents);
+    for (const [name, part] of Object.entries(bundle.parts)) {
+      parts[name] = { engine: await Engine.open(ort, device, part), contents: part.contents };
+    }
+    return new Kind(engine, bundle.contents, parts);
   } catch (error) {
-    await engine.dispose();
+    await Promise.all([engine, ...Object.values(parts).map((part) => part.engine)].map((one) => one.dispose()));
     throw error;
   }
 }

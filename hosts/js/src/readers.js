@@ -3,13 +3,14 @@
 import { checkedIds, checkedFlag, shown, tokenizerOf } from "./arguments.js";
 import { check } from "./checks.js";
 import { BundleKindError, ContextLengthError, InputError, TokenizerError } from "./errors.js";
+import { readPixels } from "./images.js";
 
 const isPair = (value) => Array.isArray(value) && value.length === 2 && value.every((text) => typeof text === "string");
 
 /** The reader of the inputs of a model's encoder. */
 export function readerOf(model) {
   const { source } = model.manifest;
-  const Reader = { text: TextReader }[source?.kind];
+  const Reader = { text: TextReader, image: ImageReader }[source?.kind];
   check(Reader, BundleKindError, `This package does not read ${source?.kind ?? "the inputs of this bundle"}. Run the bundle with Python.`);
   return new Reader(model, source);
 }
@@ -88,6 +89,29 @@ class TextReader {
     const top = tokens.reduce((most, { type }) => Math.max(most, type), 0);
     const other = `The tokenizer marks a token of the pair with type ${top}, and the model has types up to ${types - 1}. tokenizer.json belongs to another model.`;
     check(types === 1 || top < types, TokenizerError, other);
+  }
+}
+
+/** Images of one size; they count in batches by their patches of 8 by 8 pixels. */
+class ImageReader {
+  #source;
+
+  constructor(_, source) {
+    this.#source = source;
+  }
+
+  read(value, { truncate = false } = {}) {
+    check(!checkedFlag("truncate", truncate), InputError, "truncate is for texts, and this encoder reads images.");
+    const { height, width } = this.#source;
+    return { pixels: readPixels(value, this.#source), length: Math.max(1, Math.floor((height * width) / 64)) };
+  }
+
+  feeds(inputs, engine) {
+    const { channels, height, width } = this.#source;
+    const size = channels * height * width;
+    const data = new Float32Array(inputs.length * size);
+    inputs.forEach(({ pixels }, index) => data.set(pixels, index * size));
+    return { pixels: engine.tensor("float32", data, [inputs.length, channels, height, width]) };
   }
 }
 

@@ -59,7 +59,9 @@ export class Seq2Seq extends Model {
     const outputs = await this.engine.run("encoder", this.#reader.feeds([input], this.engine));
     const states = this.manifest.states.filter(({ update }) => update === "source");
     const source = new Map(states.map(({ input: name, output }) => [name, outputs[output]]));
-    return this.engine.sequence({ rows, source: { states: source, lengths: [input.length] } });
+    const [{ output, shape }] = states;
+    const length = input.tokens ? input.length : outputs[output].dims[shape.indexOf("source")]; // images have no padding
+    return this.engine.sequence({ rows, source: { states: source, lengths: [length] } });
   }
 
   /** The id of a forced first token. */
