@@ -89,7 +89,7 @@ def in_javascript(result: Any, arguments: Any) -> Any:
         case Filling():
             return asdict(result)
         case Completion(text=text, tokens=tokens, finish_reason=reason):
-            own = {"text": text, "tokens": tokens, "finishReason": reason}
+            own: Case = {"text": text, "tokens": tokens, "finishReason": reason}
             if result.score is not None:
                 own |= {
                     "score": result.score,

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,9 @@ def cut(behavior: str) -> Callable[[], Document]:
         library.normalizer = normalizers.NFD()
         library.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split("e", behavior),  # type: ignore[arg-type]
+                pre_tokenizers.Split("e", behavior),
                 pre_tokenizers.Digits(individual_digits=behavior == "isolated"),
-                pre_tokenizers.Punctuation(behavior),  # type: ignore[arg-type]
+                pre_tokenizers.Punctuation(behavior),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -114,16 +115,22 @@ def cut(behavior: str) -> Callable[[], Document]:
 
 BEHAVIORS = ("isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous")
 
+
+def of_model(name: str) -> Document:
+    path = Path(__file__).parents[2] / "models" / name / "tokenizer.json"
+    made: Document = json.loads(path.read_text())
+    return made
+
+
+def of_kind(name: str) -> Document:
+    return document(tiny_tokenizers.KINDS[name]())
+
+
 KINDS: dict[str, Callable[[], Document]] = {
-    **{name: lambda kind=kind: document(kind()) for name, kind in tiny_tokenizers.KINDS.items()},
+    **{name: partial(of_kind, name) for name in tiny_tokenizers.KINDS},
     **{made.__name__: made for made in (roberta, bert, xlmr, clip)},
     **{behavior: cut(behavior) for behavior in BEHAVIORS},
-    **{
-        model: lambda model=model: json.loads(
-            (Path(__file__).parents[2] / "models" / model / "tokenizer.json").read_text()
-        )
-        for model in ("shapes", "numerals", "snippets")
-    },
+    **{name: partial(of_model, name) for name in ("shapes", "numerals", "snippets")},
 }
 
 

@@ -148,6 +148,11 @@ const NORMALIZERS = {
   Replace: ({ pattern, content }, chars) => replaced(chars, regex(pattern), content),
   Prepend: ({ prepend }, chars) => prepended(chars, prepend),
   Strip: ({ strip_left: left, strip_right: right }, chars) => stripped(chars, left, right),
+  Nmt: (_, chars) =>
+    mapped(
+      chars.filter(([char]) => !/^[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]$/.test(char)),
+      (char) => (/^[\t\n\f\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]$/.test(char) ? " " : char),
+    ),
   StripAccents: (_, chars) => chars.filter(([char]) => !/^\p{M}$/u.test(char)),
   ByteLevel: (_, chars) => spelled(chars),
   Precompiled: precompiled,

@@ -10,6 +10,7 @@ import { TokenizerError } from "./errors.js";
 const ADVICE = "tokenizer.json belongs to another model.";
 const SPACES = new Set([" ", BYTES[32]]);
 const isSpace = (char) => SPACES.has(char) || /^\p{White_Space}$/u.test(char);
+const WORD = /^[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]$/u;
 const utf8 = new TextEncoder();
 
 /**
@@ -31,8 +32,9 @@ export class Tokenizer {
     this.#file = file;
     this.#size = size;
     try {
-      // otherwise the space before a full stop is dropped
-      this.#library = new Library(file, { ...config, clean_up_tokenization_spaces: false });
+      // which is asked for the entries of texts alone
+      const parts = { normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null };
+      this.#library = new Library({ ...file, ...parts }, { ...config, clean_up_tokenization_spaces: false });
     } catch (cause) {
       throw new TokenizerError(`tokenizer.json cannot be loaded: ${cause.message}. Copy the file again.`, { cause });
     }
@@ -42,7 +44,7 @@ export class Tokenizer {
     this.#added = new Map((file.added_tokens ?? []).map((token) => [token.id, token]));
     const isNormalized = ({ normalized: is, special }) => file.normalizer != null && (is ?? !special);
     const written = (is) => [...this.#added.values()].filter((token) => isNormalized(token) === is).map((token) => [this.#entry(token.id), token]);
-    this.#written = new Map([true, false].map((is) => [is, new Map(written(is))]));
+    this.#written = new Map([true, false].map((is) => [is, finder(new Map(written(is)))]));
     this.#hidden = new Set([...this.#added.values()].filter(({ special }) => special).map(({ id }) => id));
     const top = [...this.#vocab.values(), ...this.#added.keys()].reduce((most, id) => Math.max(most, id), -1);
     check(top < size, TokenizerError, `tokenizer.json has ids up to ${top}, but the model has only ${size} tokens. Use the tokenizer of this model.`);
@@ -145,17 +147,20 @@ export class Tokenizer {
   /** Parts of a text: added tokens with their ids, and the texts between them, normalized. */
   #sections(text) {
     const { normalizer } = this.#file;
-    const between = (chars, isNormalized, splitter) => {
+    const between = (chars, isNormalized) => {
+      const { tokens, pattern } = this.#written.get(isNormalized);
       let at = 0;
-      const parts = splitter.split(joined(chars)).map((part) => {
-        const size = Array.from(part).length;
-        const own = chars.slice(at, (at += size));
-        return { chars: own, token: this.#written.get(isNormalized).get(part) };
+      const parts = (tokens.size ? joined(chars).split(pattern) : [joined(chars)]).map((part, index) => {
+        const start = at;
+        const own = chars.slice(start, (at += Array.from(part).length));
+        const token = index % 2 ? tokens.get(part) : undefined;
+        const isInside = token?.single_word && [chars[start - 1], chars[at]].some((char) => WORD.test(char?.[0] ?? ""));
+        return { chars: own, token: isInside ? undefined : token };
       });
       return attached(parts);
     };
-    return between(placed(text), false, this.#library.splitter_unnormalized).flatMap(({ chars, id }) =>
-      id !== undefined ? [{ chars, id }] : between(normalized(normalizer, chars), true, this.#library.splitter_normalized),
+    return between(placed(text), false).flatMap(({ chars, id }) =>
+      id !== undefined ? [{ chars, id }] : between(normalized(normalizer, chars), true),
     );
   }
 
@@ -174,7 +179,7 @@ export class Tokenizer {
       else {
         const id = this.#vocab.get(entry) ?? unknown;
         const last = tokens.at(-1);
-        if (id === unknown && last?.id === unknown && (fuses || (unknown !== undefined && Array.isArray(this.#file.model.vocab)))) last.end = place.end;
+        if (id === unknown && last?.id === unknown && fuses) last.end = place.end;
         else if (id !== undefined) tokens.push({ id, ...place, word });
       }
     }
@@ -191,7 +196,16 @@ export class Tokenizer {
       if (this.#file.model.ignore_merges && this.#vocab.has(text)) return whole;
       return model.bpe(text).map((entry, index, all) => ({ entry, size: size(entry) - (suffix && index === all.length - 1 ? size(suffix) : 0) }));
     }
-    if (model.tokenize) return model.tokenize(text).map((entry) => ({ entry, size: size(entry) }));
+    if (model.tokenize) {
+      // unknown characters that are adjacent are one entry
+      const fused = [];
+      for (const entry of model.tokenize(text)) {
+        const isUnknown = !this.#vocab.has(entry);
+        if (isUnknown && fused.length && !this.#vocab.has(fused.at(-1))) fused[fused.length - 1] += entry;
+        else fused.push(entry);
+      }
+      return fused.map((entry) => ({ entry, size: size(entry) }));
+    }
     if (prefix == null) return whole; // words
     const entries = model.encode([text]);
     if (entries.length === 1) return [{ ...whole[0], entry: entries[0] }];
@@ -236,16 +250,20 @@ export class Tokenizer {
   }
 }
 
+/** Added tokens by their texts, and a pattern that finds the longest of them. */
+function finder(tokens) {
+  tokens.delete("");
+  const texts = [...tokens.keys()].sort((a, b) => b.length - a.length).map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  return { tokens, pattern: new RegExp(`(${texts.join("|")})`, "u") };
+}
+
 /** Start and end of characters. */
 const extent = (chars) => ({ start: chars[0]?.[1] ?? 0, end: chars.at(-1)?.[2] ?? 0 });
 
-/** Added tokens take the white space next to them, or stay text within a word, as their flags say. */
+/** Added tokens take the white space next to them, as their flags say. */
 function attached(parts) {
-  const isWord = (part, index) => /^[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]$/u.test(part?.chars.at(index)?.[0] ?? "");
-  const isInside = (index) => isWord(parts[index - 1], -1) || isWord(parts[index + 1], 0);
-  const kept = parts.map(({ chars, token }, index) => ({ chars, token: token?.single_word && isInside(index) ? undefined : token }));
-  kept.forEach(({ token, chars }, index) => {
-    const [before, after] = [kept[index - 1], kept[index + 1]];
+  parts.forEach(({ token, chars }, index) => {
+    const [before, after] = [parts[index - 1], parts[index + 1]];
     if (token?.lstrip && before && !before.token) {
       while (before.chars.length && isSpace(before.chars.at(-1)[0])) chars.unshift(before.chars.pop());
     }
@@ -253,7 +271,7 @@ function attached(parts) {
       while (after.chars.length && isSpace(after.chars[0][0])) chars.push(after.chars.shift());
     }
   });
-  return kept
+  return parts
     .reduce((all, { chars, token }) => {
       if (token || all.at(-1)?.id !== undefined || !all.length) all.push({ chars, id: token?.id });
       else all.at(-1).chars.push(...chars);
