@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from onnx import numpy_helper
 from tests.hosts.js_cases import Calls
 from tests.hosts.js_runs import run_tests
@@ -128,6 +129,7 @@ def taggers(folder: Path) -> list[Calls]:
     return [tags, spans, words, states]
 
 
+@pytest.mark.slow
 def test_encoders_equal_those_of_python(tmp_path: Path) -> None:
     calls = [embeddings(tmp_path / "e"), *classifiers(tmp_path / "c"), *taggers(tmp_path / "t")]
     tiny_encoder.write_bundle(tmp_path / "poisoned", kind="embedding", poisoned=5)

@@ -66,6 +66,7 @@ def compared(folder: Path, scores: str) -> Calls:
     return calls
 
 
+@pytest.mark.slow
 def test_images_equal_those_of_python(tmp_path: Path) -> None:
     both = [compared(tmp_path / scores, scores) for scores in ("softmax", "sigmoid")]
     cases = [case for calls in (*calls_of(tmp_path), *both) for case in calls.cases]

@@ -41,7 +41,7 @@ def ask(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
     return asking.ask(folder / "out", source, model, DEFAULTS)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["bert", "t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_first_layers_of_both_sides_are_asked_about(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

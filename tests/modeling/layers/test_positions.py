@@ -147,8 +147,8 @@ def test_dynamic_scaling_starts_at_the_original_length(length: int) -> None:
 def test_written_positions_are_read_back(name: str) -> None:
     partial = RotaryPositions(dim=16, theta=500.0)
     positions = read(SCALINGS[name], theta=500.0) if name in SCALINGS else partial
-    keys = write_rotary(positions, head_dim=64)
-    assert read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT) == positions
+    keys = ConfigReader(write_rotary(positions, head_dim=64))
+    assert read_rotary(keys, head_dim=64, context_length=CONTEXT, fraction=1.0) == positions
 
 
 def test_both_spellings_of_a_scaling_read_the_same() -> None:
