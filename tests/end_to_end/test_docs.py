@@ -40,7 +40,7 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`")
 WITNESS = re.compile(r"^witness  (.*)$", re.MULTILINE)
-STOPPED = re.compile(r"(; |nobody else was asked: )stopped after # s(: [^;]* not asked)?$")
+STOPPED = re.compile(r"(; |nobody else was asked: )stopped after # s(: [^;]* not asked)?(?=;|$)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 NOT_RUN = {
@@ -256,6 +256,7 @@ def in_time(now: str, text: str) -> str:
     [
         ("a # agrees: # of # texts, logits within #; has no chats", True),
         ("a # agrees: # of # texts; stopped after # s: the rest of logits, chats not asked", True),
+        ("a # agrees: # of # texts; stopped after # s: chats not asked; has no chats", True),
         ("nobody else was asked: stopped after # s", True),
         ("a # agrees: # of # texts", False),
         ("a # agrees: # of # words; stopped after # s: logits not asked", False),

@@ -102,9 +102,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 @pytest.mark.slow  # calibrated on real text
 def test_int4_is_calibrated_on_the_text_next_to_the_checkpoint(int4: dict[str, Bundle]) -> None:
     quantized = int4["fused"].manifest.quantized
-    groups = {t.name: t.group for t in quantized}
-    assert {t.method for t in quantized} == {"gptq"}
-    assert all(groups[name] == (32 if ".blocks." in f".{name}" else 128) for name in groups)
+    assert {(t.method, t.group) for t in quantized} == {("gptq", 32)}  # its rows are narrow
     measured = read_certificate(int4["fused"]).measured
     assert measured is not None
     assert measured.mean_kl is not None

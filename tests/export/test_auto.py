@@ -59,7 +59,7 @@ def test_a_divergence_covers_a_prefill_of_integers(tmp_path: Path) -> None:
     assert bundle.manifest.prefill_precision == "int8"
     with pytest.raises(ParityError, match="--prefill-precision float"):
         ortolan.export(
-            model(), tmp_path / "near", precision=ortolan.Auto(max_kl=0.0015), options=options
+            model(), tmp_path / "near", precision=ortolan.Auto(max_kl=0.0019), options=options
         )
 
 
