@@ -21,7 +21,8 @@ SMALLEST = 1e-30
 """Replaces the largest number of an answer of zeros."""
 
 ALONE = 1.0
-"""Replaces a number that is alone if that is smaller: a probability is one of several."""
+"""Replaces a number that is alone if that is smaller: a probability is one of several, and a score
+near 0 is a sum of larger numbers."""
 
 UNKNOWN: Answer = object()
 """Answer of the publisher's code where it does not say."""
@@ -99,7 +100,8 @@ class Comparison:
             ours = list(ours)[: len(theirs)]
             theirs = list(theirs)
         if isinstance(theirs, float | np.ndarray):
-            least = ALONE if isinstance(theirs, float) else SMALLEST
+            is_alone = isinstance(theirs, float) or theirs.size == 1
+            least = ALONE if is_alone else SMALLEST
             numbers = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
             self._numbers(*numbers, where, least)
         elif isinstance(theirs, Mapping) and isinstance(ours, Mapping):

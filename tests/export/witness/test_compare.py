@@ -78,6 +78,13 @@ def test_numbers_are_compared_relative_to_the_largest() -> None:
     assert comparison.largest == pytest.approx(1e-4)
 
 
+@pytest.mark.parametrize(("theirs", "is_same"), [(0.0101295, True), (0.0104, False)])
+def test_a_score_near_0_that_is_alone_may_be_rounded(theirs: float, is_same: bool) -> None:
+    comparison = Comparison(2e-4)
+    comparison.compare(np.array([[0.0101316]]), np.array([[theirs]]))
+    assert (comparison.first is None) == is_same
+
+
 def test_numbers_of_rounded_weights_are_not_compared() -> None:
     comparison = compared({"score": 0.1, "ids": [1]}, {"score": 0.9, "ids": [1]}, np.inf)
     assert comparison.first is None
