@@ -51,12 +51,10 @@ class Product:
 
     Attributes:
         inputs: what enters it, `(..., K)` per waiting input.
-        indices: the waiting inputs, by their place in the run.
     """
 
     name: str
     inputs: Sequence[Tensor]
-    indices: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def _serve(waiting: Sequence["_InputThread"]) -> Iterator[Product | Result]:
     name = waiting[0].request.name
     served = [thread for thread in waiting if thread.request.name == name]
     entering = [cast(Request, thread.request).entering for thread in served]
-    yield Product(name, entering, [thread.index for thread in served])
+    yield Product(name, entering)
     del entering  # else it would outlive the products
     for source, threads in _by_source(name, served):
         is_small = bytes_of(source, name) <= WHOLE_READS * READ_BYTES

@@ -91,8 +91,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str | None)
-
-
-def gigabytes(size: float) -> str:
-    """A size for a person."""
-    return f"{size / 1e9:.1f} GB"

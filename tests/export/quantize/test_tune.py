@@ -1,6 +1,7 @@
 """Training of the scales of rounded weights."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,5 @@ def test_steps_take_minutes_or_there_are_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tune, "MOST_WORK", 15 * weights * tune.TOKENS)
     assert tune.steps_on(8 * tune.TOKENS, model, names) == 0
     assert tune.steps_on(8 * tune.TOKENS, model, []) == 0
+    monkeypatch.undo()
+    assert tune.steps_on(8 * tune.TOKENS, replace(model, takes_one=True), names) == 0
