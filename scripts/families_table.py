@@ -133,8 +133,8 @@ A type has a family if
 * it is an encoder, an encoder-decoder, or reads images or sounds;
 * its attention cannot be traced (`no` in the column of transformers);
 * Ortolan trains it, an image or speech model contains it, or GGUF files of it are common;
-* its own graph has fewer nodes: mixtures of experts, state spaces, DeepSeek V2, Hunyuan and
-  nanochat;
+* its own graph has fewer nodes: mixtures of experts, state spaces, DeepSeek V2, Youtu, Hunyuan
+  and nanochat;
 * it is one of the most used: Llama, Mistral, Qwen, Gemma, Phi 3, GPT-2, Granite, LFM 2, GLM 4.5,
   DeepSeek V3 and gpt-oss.
 

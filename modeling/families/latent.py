@@ -1,8 +1,7 @@
 """Families whose queries, keys and values are projected from latents (DeepSeek-AI 2024, "MLA").
 
-Youtu (2025), and MiniCPM 3 (2024), which scales embeddings, residuals and the input of the head.
-With mixtures of experts, DeepSeek V2 and V3 (2024) and GLM 4.7 Flash (2026). V2 chooses experts by
-a softmax, and is read where it chooses among all of them.
+Youtu (2025), and with mixtures of experts DeepSeek V2 and V3 (2024) and GLM 4.7 Flash (2026). V2
+chooses experts by a softmax, and is read where it chooses among all of them.
 """
 
 import math
@@ -56,7 +55,9 @@ def _mixture_weights(config: DecoderConfig) -> Table:
     return {**_weights(config), **experts, f"model.layers.{len(config.blocks)}.*": None}
 
 
-def _latent(hf: ConfigReader, *, interleaved: bool, fraction: float | None = None) -> DecoderConfig:
+def _latent(
+    hf: ConfigReader, *, interleaved: bool, fraction: float | None = None, tied: bool = False
+) -> DecoderConfig:
     """A Llama whose attention has latents; `head_dim` in its config is that of the rotated part."""
     hf.skip("qk_head_dim")
     rotated = hf.size("qk_rope_head_dim")
@@ -83,6 +84,7 @@ def _latent(hf: ConfigReader, *, interleaved: bool, fraction: float | None = Non
         head_dim=head_dim,
         norm=rms(1e-6),
         positions=positions,
+        tied=tied,
     ).read(hf)
     return altered(
         config,
@@ -104,6 +106,11 @@ def _attention_factor(hf: ConfigReader) -> float:
         return 1.0
     factor = rope.get("factor", float)
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _youtu(hf: ConfigReader) -> DecoderConfig:
+    hf.skip("embedding_initializer_range")
+    return _latent(hf, interleaved=hf.get("rope_interleave", bool, True), tied=True)
 
 
 def _deepseek_v2(hf: ConfigReader) -> DecoderConfig:
@@ -144,6 +151,7 @@ def _glm4_moe_lite(hf: ConfigReader) -> DecoderConfig:
 
 
 FAMILIES: dict[str, Family[DecoderConfig]] = {
+    "youtu": Family(config=_youtu, weights=_weights),
     **{
         name: Family(config=config, weights=_mixture_weights)
         for name, config in {
