@@ -8,11 +8,13 @@ import msgspec
 import torch
 
 from ortolan import __version__
+from ortolan.export.chat_form import chat_form
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import PrecisionName
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Plan
 from ortolan.export.weights.store import Stored
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import (
     SCHEMA,
     CacheType,
@@ -89,7 +91,8 @@ def describe(folder: Path, model: Exportable, plan: Plan, stored: Stored) -> Man
         texts=model.comparison,
     )
     host = msgspec.structs.replace(manifest.host, session=session_settings(manifest))
-    return msgspec.structs.replace(manifest, host=host)
+    form = chat_form(Bundle(path=folder, manifest=manifest, graphs={}), model.tokenizer)
+    return msgspec.structs.replace(manifest, host=host, chat=form)
 
 
 def _provenance(model: Exportable, stored: Stored) -> Provenance:

@@ -160,6 +160,7 @@ MAX_POST_PROCESSOR_BYTES = 16 << 10
 
 # --- chat templates -------------------------------------------------------------------------
 
+MAX_CHAT_TEXT = 1 << 14  # Characters that a template writes before or after a message
 MAX_TEMPLATE_BYTES = 128 << 10  # Bytes of a template. The largest published ones have 30 kB.
 # Jinja tokens of a template, parsed in 0.1 s. Published ones have a few thousand.
 MAX_TEMPLATE_TOKENS = 12_000

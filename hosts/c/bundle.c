@@ -22,7 +22,7 @@
 static const char known_fields[] =
     "schema kind precision attention devices context_length vocab_size graphs states weights "
     "tokens tokenizer certificate files provenance prefill_precision quantized source output "
-    "attention_maps foreign_operators unverified quality witness host";
+    "attention_maps foreign_operators unverified quality witness host chat speech";
 
 /* --- files --- */
 
@@ -110,16 +110,22 @@ static bool read_graph(ortolan_bundle *bundle, const json_value *graphs, const c
 }
 
 static bool read_graphs(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  static const char *const known[] = {"decoder prefill decode attention", "encoder attention",
+                                      "encoder decoder prefill decode attention"};
   const json_value *graphs = ortolan_object(in, root, "", "graphs");
-  if (graphs == NULL) return false;
-  if (!ortolan_known_keys(in, graphs, "graphs", "decoder prefill decode attention")) return false;
-  if (ortolan_json_field(graphs, "decoder") != NULL) {
-    if (!read_graph(bundle, graphs, "decoder", &bundle->decode, in)) return false;
-    bundle->prefill = bundle->decode;
-    return true;
-  }
-  return read_graph(bundle, graphs, "prefill", &bundle->prefill, in) &&
-         read_graph(bundle, graphs, "decode", &bundle->decode, in);
+  if (graphs == NULL || !ortolan_known_keys(in, graphs, "graphs", known[bundle->kind]))
+    return false;
+  if (bundle->kind == ORTOLAN_ENCODER)
+    return read_graph(bundle, graphs, "encoder", &bundle->decode, in);
+  if (bundle->kind == ORTOLAN_SEQ2SEQ &&
+      !read_graph(bundle, graphs, "encoder", &bundle->encode, in))
+    return false;
+  if (ortolan_json_field(graphs, "decoder") == NULL)
+    return read_graph(bundle, graphs, "prefill", &bundle->prefill, in) &&
+           read_graph(bundle, graphs, "decode", &bundle->decode, in);
+  if (!read_graph(bundle, graphs, "decoder", &bundle->decode, in)) return false;
+  bundle->prefill = bundle->decode;
+  return true;
 }
 
 static bool read_type(ortolan_state *state, const char *dtype, const ortolan_fields *in) {
@@ -141,15 +147,17 @@ static bool read_type(ortolan_state *state, const char *dtype, const ortolan_fie
 }
 
 static bool read_shape(ortolan_state *state, const json_value *item, const ortolan_fields *in) {
+  static const char *const names[] = {"capacity", "", "source"}; /* by ortolan_update */
   const json_value *shape = ortolan_array(in, item, "states", "shape", ORTOLAN_MAX_RANK);
   if (shape == NULL) return false;
-  int batches = 0, capacities = 0;
+  int batches = 0, lengths = 0;
   int64_t numbers = 1;
   for (const json_value *size = shape->item; size != NULL; size = size->next) {
     int64_t value = 0;
-    const char *name = size->type == JSON_STRING ? size->string : "";
+    const char *name = size->type == JSON_STRING ? size->string : "-";
     if (strcmp(name, "batch") == 0) value = 1, batches++;
-    if (strcmp(name, "capacity") == 0) value = -1, capacities++;
+    if (strcmp(name, "capacity") == 0 || strcmp(name, "source") == 0)
+      value = -1, lengths += strcmp(name, names[state->update]) == 0 ? 1 : ORTOLAN_MAX_RANK;
     if (size->is_integer && size->integer >= 1 && size->integer <= MAX_STATE_NUMBERS) {
       value = size->integer;
       numbers *= value;
@@ -158,17 +166,17 @@ static bool read_shape(ortolan_state *state, const json_value *item, const ortol
       return ortolan_invalid(in, "states.shape", "sizes within the limits of this library");
     state->shape[state->rank++] = value;
   }
-  if (batches != 1 || capacities != (state->update == ORTOLAN_APPEND))
-    return ortolan_invalid(in, "states.shape",
-                           "\"batch\" once and, if the state grows, \"capacity\" once");
-  return true;
+  return (batches == 1 && lengths == (state->update != ORTOLAN_REPLACE)) ||
+         ortolan_invalid(in, "states.shape",
+                         "\"batch\" once and, if the state grows or is of a source, \"capacity\" "
+                         "or \"source\" once");
 }
 
 static bool read_states(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  static const char *const updates[] = {"append", "replace", "source"};
   const json_value *states = ortolan_array(in, root, "", "states", ORTOLAN_MAX_STATES);
+  bool has_source = false;
   if (states == NULL) return false;
-  bundle->states = calloc(states->count + 1, sizeof *bundle->states);
-  if (bundle->states == NULL) return ortolan_no_memory(in->error);
   for (const json_value *item = states->item; item != NULL; item = item->next) {
     ortolan_state *state = &bundle->states[bundle->state_count++];
     if (item->type != JSON_OBJECT) return ortolan_invalid(in, "states", "objects");
@@ -179,16 +187,18 @@ static bool read_states(ortolan_bundle *bundle, const json_value *root, const or
     if (dtype == NULL || !read_type(state, dtype, in)) return false;
     const char *update = ortolan_string(in, item, "states", "update");
     if (update == NULL) return false;
-    bool appends = strcmp(update, "append") == 0;
-    if (!appends && strcmp(update, "replace") != 0)
-      return ortolan_invalid(in, "states.update", "append or replace in a decoder");
-    state->update = appends ? ORTOLAN_APPEND : ORTOLAN_REPLACE;
+    state->update = (ortolan_update)ortolan_place(updates, 3, update);
+    if (state->update > (bundle->kind == ORTOLAN_SEQ2SEQ ? ORTOLAN_SOURCE : ORTOLAN_REPLACE))
+      return ortolan_invalid(in, "states.update",
+                             "append or replace in a decoder, or source after an encoder");
+    has_source |= state->update == ORTOLAN_SOURCE;
     state->input = ortolan_string(in, item, "states", "input");
     if (state->input == NULL) return false;
     state->output = ortolan_string(in, item, "states", "output");
     if (state->output == NULL || !read_shape(state, item, in)) return false;
   }
-  return true;
+  return has_source == (bundle->kind == ORTOLAN_SEQ2SEQ) ||
+         ortolan_invalid(in, "states", "a list with a state of the source");
 }
 
 /* --- tokens --- */
@@ -204,33 +214,26 @@ static bool read_token(const ortolan_bundle *bundle, const json_value *tokens, c
   return true;
 }
 
-static bool read_token_list(const ortolan_bundle *bundle, const json_value *tokens,
-                            const char *key, size_t most, int32_t *list, size_t *count,
-                            const ortolan_fields *in) {
-  if (ortolan_json_field(tokens, key) == NULL) return true;
-  const json_value *items = ortolan_array(in, tokens, "tokens", key, most);
-  if (items == NULL) return false;
-  for (const json_value *item = items->item; item != NULL; item = item->next) {
-    if (!item->is_integer || item->integer < 0 || item->integer >= bundle->vocab_size)
-      return ortolan_invalid(in, "tokens", "ids within the vocabulary");
-    list[(*count)++] = (int32_t)item->integer;
-  }
-  return true;
-}
-
 static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
   const json_value *tokens = ortolan_object(in, root, "", "tokens");
+  const int64_t below = bundle->vocab_size;
   return tokens != NULL &&
          ortolan_known_keys(in, tokens, "tokens",
-                            "bos eos pad start forced_first forced_last suppressed") &&
+                            "bos eos pad start forced_first forced_last suppressed "
+                            "suppressed_first") &&
          read_token(bundle, tokens, "bos", &bundle->bos, in) &&
          read_token(bundle, tokens, "pad", &bundle->pad, in) &&
+         read_token(bundle, tokens, "start", &bundle->start, in) &&
          read_token(bundle, tokens, "forced_first", &bundle->forced_first, in) &&
          read_token(bundle, tokens, "forced_last", &bundle->forced_last, in) &&
-         read_token_list(bundle, tokens, "eos", ORTOLAN_MAX_STOP_TOKENS, bundle->eos,
-                         &bundle->eos_count, in) &&
-         read_token_list(bundle, tokens, "suppressed", ORTOLAN_MAX_SUPPRESSED, bundle->suppressed,
-                         &bundle->suppressed_count, in);
+         ortolan_id_list(in, tokens, "tokens", "eos", ORTOLAN_MAX_STOP_TOKENS, below, bundle->eos,
+                         &bundle->eos_count) &&
+         ortolan_id_list(in, tokens, "tokens", "suppressed", ORTOLAN_MAX_SUPPRESSED, below,
+                         bundle->suppressed, &bundle->suppressed_count) &&
+         ortolan_id_list(in, tokens, "tokens", "suppressed_first", ORTOLAN_MAX_SUPPRESSED, below,
+                         bundle->suppressed_first, &bundle->suppressed_first_count) &&
+         (bundle->kind != ORTOLAN_SEQ2SEQ || bundle->start >= 0 ||
+          ortolan_invalid(in, "tokens.start", "the first token of every text"));
 }
 
 /* --- encoders --- */
@@ -253,9 +256,8 @@ static bool read_output(ortolan_bundle *bundle, const json_value *root, const or
   static const char *const kinds[] = {"scores", "labels", "tags", "embedding"};
   const json_value *output = ortolan_object(in, root, "", "output");
   const char *kind = output == NULL ? NULL : ortolan_string(in, output, "output", "kind");
-  size_t place = 0;
   if (kind == NULL || !ortolan_known_keys(in, output, "output", "kind size labels")) return false;
-  while (place < 4 && strcmp(kinds[place], kind) != 0) place++;
+  size_t place = ortolan_place(kinds, 4, kind);
   if (place == 4)
     return ortolan_fail(in->error, ORTOLAN_KIND,
                         "This encoder computes %.40s; this library computes embeddings and "
@@ -270,7 +272,7 @@ static bool read_output(ortolan_bundle *bundle, const json_value *root, const or
 static bool read_source(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
   const json_value *source = ortolan_object(in, root, "", "source"), *field;
   const char *kind = source == NULL ? NULL : ortolan_string(in, source, "source", "kind");
-  int64_t tokens, padding = -1;
+  int64_t padding = -1;
   if (kind == NULL) return false;
   if (strcmp(kind, "text") != 0)
     return ortolan_fail(in->error, ORTOLAN_KIND,
@@ -279,9 +281,9 @@ static bool read_source(ortolan_bundle *bundle, const json_value *root, const or
                         kind);
   if (!ortolan_known_keys(in, source, "source",
                           "kind max_tokens vocab_size prompts default_prompt pairs types padding") ||
-      !ortolan_integer(in, source, "source", "max_tokens", 1, MAX_CONTEXT, &tokens))
+      !ortolan_integer(in, source, "source", "max_tokens", 1, MAX_CONTEXT, &bundle->source_tokens))
     return false;
-  if (tokens != bundle->context_length)
+  if (bundle->kind == ORTOLAN_ENCODER && bundle->source_tokens != bundle->context_length)
     return ortolan_invalid(in, "source.max_tokens", "the context_length");
   bundle->types = 1;
   if (ortolan_json_field(source, "types") != NULL &&
@@ -300,14 +302,6 @@ static bool read_source(ortolan_bundle *bundle, const json_value *root, const or
   return bundle->default_prompt == NULL || *bundle->default_prompt == 0 ||
          ortolan_json_field(bundle->prompts, bundle->default_prompt) != NULL ||
          ortolan_invalid(in, "source.default_prompt", "one of the prompts");
-}
-
-static bool read_encoder(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
-  const json_value *graphs = ortolan_object(in, root, "", "graphs");
-  bundle->is_encoder = true;
-  return graphs != NULL && ortolan_known_keys(in, graphs, "graphs", "encoder attention") &&
-         read_graph(bundle, graphs, "encoder", &bundle->decode, in) &&
-         read_source(bundle, root, in) && read_output(bundle, root, in);
 }
 
 /* --- settings of onnxruntime --- */
@@ -376,6 +370,7 @@ static bool check_device(const json_value *root, const ortolan_fields *in) {
 }
 
 static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
+  static const char *const kinds[] = {"decoder", "encoder", "encoder-decoder"};
   const json_value *root = ortolan_json_root(bundle->manifest);
   int64_t schema;
   if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
@@ -387,20 +382,23 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
                         in->file, (long long)schema, SCHEMA);
   const char *kind = ortolan_string(in, root, "", "kind");
   if (kind == NULL || !ortolan_known_keys(in, root, "", known_fields)) return false;
-  bool encodes = strcmp(kind, "encoder") == 0;
-  if (!encodes && strcmp(kind, "decoder") != 0)
+  bundle->kind = (ortolan_kind)ortolan_place(kinds, 3, kind);
+  if (bundle->kind > ORTOLAN_SEQ2SEQ)
     return ortolan_fail(in->error, ORTOLAN_KIND,
-                        "This bundle is of the kind %.40s; this library runs decoders and "
-                        "encoders. Use Ortolan's Python runtime for it.",
+                        "This bundle is of the kind %.40s; this library runs decoders, encoders "
+                        "and encoder-decoders. Use Ortolan's Python runtime for it.",
                         kind);
   return check_device(root, in) &&
          ortolan_integer(in, root, "", "context_length", 1, MAX_CONTEXT,
                          &bundle->context_length) &&
          ortolan_integer(in, root, "", "vocab_size", 1, MAX_VOCABULARY, &bundle->vocab_size) &&
          read_files(bundle, root, in) && read_weights(bundle, root, in) &&
-         (encodes ? read_encoder(bundle, root, in)
-                  : read_graphs(bundle, root, in) && read_states(bundle, root, in)) &&
-         read_tokens(bundle, root, in) && read_host(bundle, root, in);
+         read_graphs(bundle, root, in) &&
+         (bundle->kind == ORTOLAN_DECODER || read_source(bundle, root, in)) &&
+         (bundle->kind == ORTOLAN_ENCODER ? read_output(bundle, root, in)
+                                          : read_states(bundle, root, in)) &&
+         read_tokens(bundle, root, in) && read_host(bundle, root, in) &&
+         ortolan_chat_read(bundle, root, in);
 }
 
 /* --- the folder --- */
@@ -428,7 +426,6 @@ bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_h
 
 void ortolan_bundle_close(ortolan_bundle *bundle) {
   ortolan_json_free(bundle->manifest);
-  free(bundle->states);
   free(bundle->labels);
   free(bundle->folder);
 }

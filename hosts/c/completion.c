@@ -115,11 +115,8 @@ static bool finish_text(receiver *r) {
 }
 
 static bool check_options(const ortolan_text_options *options, ortolan_error *error) {
-  if (options->struct_size != sizeof *options)
-    return ortolan_fail(error, ORTOLAN_INPUT,
-                        "ortolan_text_options has %zu bytes here (got %zu). Start from "
-                        "ORTOLAN_TEXT_OPTIONS, and compile with the header of this library.",
-                        sizeof *options, options->struct_size);
+  if (!ortolan_check_size("ortolan_text_options", options->struct_size, sizeof *options, error))
+    return false;
   if (options->stop_text_count > MAX_STOP_TEXTS)
     return ortolan_fail(error, ORTOLAN_INPUT, "stop_texts must be at most %d texts (got %zu).",
                         MAX_STOP_TEXTS, options->stop_text_count);
@@ -132,33 +129,89 @@ static bool check_options(const ortolan_text_options *options, ortolan_error *er
   return true;
 }
 
-bool ortolan_generate_text(ortolan_model *model, const char *prompt, size_t size,
-                           const ortolan_text_options *options, ortolan_finish *finish,
-                           ortolan_error *error) {
+/* The caller's stop tokens, then those of the model's answers, in an array to free. */
+static int32_t *all_stops(const ortolan_options *options, const ortolan_chat_form *form) {
+  int32_t *all = malloc((options->stop_count + ORTOLAN_MAX_STOP_TOKENS) * sizeof *all);
+  if (all == NULL) return NULL;
+  if (options->stop_count > 0)
+    memcpy(all, options->stop_tokens, options->stop_count * sizeof *all);
+  if (form != NULL) memcpy(all + options->stop_count, form->ends, sizeof form->ends);
+  return all;
+}
+
+bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t first,
+                      const ortolan_chat_form *form, const ortolan_text_options *options,
+                      ortolan_finish *finish, ortolan_error *error) {
   const ortolan_options greedy = {.sampling = ORTOLAN_GREEDY};
   const ortolan_text_options defaults = ORTOLAN_TEXT_OPTIONS;
   const ortolan_tokenizer *tokenizer = ortolan_model_tokenizer(model, error);
   if (tokenizer == NULL || (options != NULL && !check_options(options, error))) return false;
-  receiver r = {.bundle = &model->bundle, .text = defaults, .error = error};
-  if (options != NULL) r.text = *options;
+  receiver r = {.bundle = &model->bundle, .text = options == NULL ? defaults : *options,
+                .error = error};
   r.tokens = r.text.generation == NULL ? greedy : *r.text.generation;
+  size_t room = (size_t)model->bundle.context_length, count;
+  if (r.tokens.max_new_tokens > 0 && r.tokens.max_new_tokens < room)
+    room = r.tokens.max_new_tokens;
+  int32_t *tokens = malloc(room * sizeof *tokens), *stops = all_stops(&r.tokens, form);
+  ortolan_finish reason = ORTOLAN_LENGTH;
+  bool ok = (tokens != NULL && stops != NULL) || ortolan_no_memory(error);
+  r.tokens.stop_tokens = stops;
+  if (form != NULL) r.tokens.stop_count += form->end_count;
   ortolan_options passed = r.tokens;
   passed.on_token = receive_token, passed.context = &r;
-  ortolan_ids ids = {.count = 0};
-  size_t room = (size_t)model->bundle.context_length, count;
-  if (passed.max_new_tokens > 0 && passed.max_new_tokens < room) room = passed.max_new_tokens;
-  int32_t *tokens = malloc(room * sizeof *tokens);
-  ortolan_finish reason = ORTOLAN_LENGTH;
-  bool ok = tokens != NULL || ortolan_no_memory(error);
-  ok = ok && ortolan_tokenizer_encode(tokenizer, prompt, size, NULL, 0, true, 0, &ids, NULL, error);
-  ok = ok && (r.stream = ortolan_stream_open(tokenizer, true, error)) != NULL;
-  ok = ok && ortolan_generate(model, ids.items, ids.count, &passed, tokens, room, &count, &reason,
-                              error);
-  ok = ok && finish_text(&r);
+  ok = ok && (r.stream = ortolan_stream_open(tokenizer, true, error)) != NULL &&
+       ortolan_continue(model, prompt->items, prompt->count, first, &passed, tokens, room, &count,
+                        &reason, error) &&
+       finish_text(&r);
   if (finish != NULL) *finish = r.stopped ? ORTOLAN_STOP : reason;
   ortolan_stream_close(r.stream);
   free(r.held.bytes);
-  free(ids.items);
+  free(stops);
   free(tokens);
+  return ok;
+}
+
+bool ortolan_generate_text(ortolan_model *model, const char *prompt, size_t size,
+                           const ortolan_text_options *options, ortolan_finish *finish,
+                           ortolan_error *error) {
+  const ortolan_tokenizer *tokenizer = ortolan_model_tokenizer(model, error);
+  ortolan_ids ids = {.count = 0};
+  bool ok = tokenizer != NULL && ortolan_check_kind(model, ORTOLAN_DECODER, error) &&
+            ortolan_tokenizer_encode(tokenizer, prompt, size, NULL, 0, true, 0, &ids, NULL, error) &&
+            ortolan_complete(model, &ids, -1, NULL, options, finish, error);
+  free(ids.items);
+  return ok;
+}
+
+/* The id of a text that is one token, or -1 after an error. */
+static int32_t one_token(const ortolan_tokenizer *tokenizer, const char *text,
+                         ortolan_error *error) {
+  ortolan_ids ids = {.count = 0};
+  int32_t token = -1;
+  if (ortolan_tokenizer_encode(tokenizer, text, strlen(text), NULL, 0, false, 0, &ids, NULL, error)) {
+    if (ids.count == 1) token = ids.items[0];
+    else
+      ortolan_fail(error, ORTOLAN_INPUT,
+                   "first must be one token, but `%.40s` has %zu. Pass a token of the tokenizer, "
+                   "such as a language code.",
+                   text, ids.count);
+  }
+  free(ids.items);
+  return token;
+}
+
+bool ortolan_translate(ortolan_model *model, const char *source, size_t size, const char *first,
+                       const ortolan_text_options *options, ortolan_finish *finish,
+                       ortolan_error *error) {
+  const ortolan_tokenizer *tokenizer = ortolan_model_tokenizer(model, error);
+  ortolan_ids ids = {.count = 0};
+  ortolan_ids start = {.items = &model->bundle.start, .count = 1};
+  int32_t token = -1;
+  bool ok = tokenizer != NULL && ortolan_check_kind(model, ORTOLAN_SEQ2SEQ, error) &&
+            (first == NULL || (token = one_token(tokenizer, first, error)) >= 0) &&
+            ortolan_read_source(model, source, size, &ids, error) &&
+            ortolan_engine_read(model->engine, ids.items, ids.count, error) &&
+            ortolan_complete(model, &start, token, NULL, options, finish, error);
+  free(ids.items);
   return ok;
 }

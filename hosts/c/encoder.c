@@ -8,46 +8,31 @@
 
 struct ortolan_encoder {
   const ortolan_bundle *bundle;
-  const OrtApi *ort;
-  OrtEnv *env;
-  OrtMemoryInfo *cpu;
+  ortolan_host host;
   OrtSession *session;
-  const char *inputs[3];
-  size_t input_count;
 };
 
-static const char *const outputs[] = {"output"};
+const char *const ortolan_text_inputs[] = {"input_ids", "lengths", "token_type_ids"};
+
+static ortolan_names names_of(const ortolan_bundle *bundle) {
+  static const char *const outputs[] = {"output"};
+  return (ortolan_names){ortolan_text_inputs, outputs, bundle->types > 1 ? 3 : 2, 1};
+}
 
 /* --- opening --- */
 
 ortolan_encoder *ortolan_encoder_open(const ortolan_bundle *bundle, int threads,
                                       ortolan_error *error) {
+  const ortolan_names names = names_of(bundle);
   ortolan_encoder *encoder = calloc(1, sizeof *encoder);
   if (encoder == NULL) {
     ortolan_no_memory(error);
     return NULL;
   }
   encoder->bundle = bundle;
-  encoder->ort = ortolan_runtime(error);
-  encoder->inputs[encoder->input_count++] = "input_ids";
-  encoder->inputs[encoder->input_count++] = "lengths";
-  if (bundle->types > 1) encoder->inputs[encoder->input_count++] = "token_type_ids";
-  const OrtApi *ort = encoder->ort;
-  bool ok = ort != NULL &&
-            ortolan_succeeded(
-                ort, ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "ortolan", &encoder->env),
-                ORTOLAN_COMPUTE, "cannot start", error) &&
-            ortolan_succeeded(
-                ort, ort->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &encoder->cpu),
-                ORTOLAN_COMPUTE, "cannot start", error);
-  const ortolan_opener opener = {.ort = ort,
-                                 .env = encoder->env,
-                                 .bundle = bundle,
-                                 .inputs = encoder->inputs,
-                                 .outputs = outputs,
-                                 .input_count = encoder->input_count,
-                                 .output_count = 1};
-  if (ok && ortolan_session_open(&opener, &bundle->decode, threads, &encoder->session, error))
+  if (ortolan_host_open(&encoder->host, error) &&
+      ortolan_session_open(&encoder->host, bundle, &bundle->decode, &names, threads,
+                           &encoder->session, error))
     return encoder;
   ortolan_encoder_close(encoder);
   return NULL;
@@ -55,11 +40,8 @@ ortolan_encoder *ortolan_encoder_open(const ortolan_bundle *bundle, int threads,
 
 void ortolan_encoder_close(ortolan_encoder *encoder) {
   if (encoder == NULL) return;
-  if (encoder->ort != NULL) {
-    encoder->ort->ReleaseSession(encoder->session);
-    encoder->ort->ReleaseMemoryInfo(encoder->cpu);
-    encoder->ort->ReleaseEnv(encoder->env);
-  }
+  if (encoder->host.ort != NULL) encoder->host.ort->ReleaseSession(encoder->session);
+  ortolan_host_close(&encoder->host);
   free(encoder);
 }
 
@@ -94,11 +76,11 @@ static bool check_row(const ortolan_bundle *bundle, const row *read, size_t fewe
   if (read->ids.count <= fewest)
     return ortolan_fail(error, ORTOLAN_INPUT, "Input %zu has no tokens. Leave it out.",
                         read->place);
-  if (read->ids.count > (size_t)bundle->context_length)
+  if (read->ids.count > (size_t)bundle->source_tokens)
     return ortolan_fail(error, ORTOLAN_CONTEXT_LENGTH,
                         "Input %zu has %zu tokens, and the limit is %lld. Split it, or set "
                         "truncate.",
-                        read->place, read->ids.count, (long long)bundle->context_length);
+                        read->place, read->ids.count, (long long)bundle->source_tokens);
   int32_t most = 0;
   for (size_t i = 0; i < read->types.count; i++)
     if (read->types.items[i] > most) most = read->types.items[i];
@@ -114,6 +96,7 @@ static bool check_row(const ortolan_bundle *bundle, const row *read, size_t fewe
                       (long)most, (long long)bundle->types - 1);
 }
 
+/* Encode an input. `added` is the number of tokens around every text. */
 static bool read_input(const ortolan_bundle *bundle, const ortolan_tokenizer *tokenizer,
                        const ortolan_input *input, const char *prefix, bool truncate, size_t added,
                        row *read, ortolan_error *error) {
@@ -124,10 +107,10 @@ static bool read_input(const ortolan_bundle *bundle, const ortolan_tokenizer *to
   bool ok = (!whole.failed || ortolan_text_error(&whole, error)) &&
             ortolan_tokenizer_encode(tokenizer, whole.bytes, whole.size, input->second,
                                      input->second_size, true,
-                                     truncate ? (size_t)bundle->context_length : 0, &read->ids,
+                                     truncate ? (size_t)bundle->source_tokens : 0, &read->ids,
                                      &read->types, error) &&
             check_row(bundle, read, pair ? 0 : added, error);
-  while (ok && bundle->padding >= 0 && read->ids.count < (size_t)bundle->context_length) {
+  while (ok && bundle->padding >= 0 && read->ids.count < (size_t)bundle->source_tokens) {
     ortolan_ids_add(&read->ids, bundle->padding);
     ortolan_ids_add(&read->types, 0);
     ok = (!read->ids.failed && !read->types.failed) || ortolan_no_memory(error);
@@ -136,22 +119,29 @@ static bool read_input(const ortolan_bundle *bundle, const ortolan_tokenizer *to
   return ok;
 }
 
-/* --- calls --- */
-
-static bool create(const ortolan_encoder *encoder, void *data, size_t bytes, const int64_t *shape,
-                   size_t rank, ONNXTensorElementDataType type, OrtValue **value,
-                   ortolan_error *error) {
-  const OrtApi *ort = encoder->ort;
-  return ortolan_succeeded(
-      ort, ort->CreateTensorWithDataAsOrtValue(encoder->cpu, data, bytes, shape, rank, type, value),
-      ORTOLAN_COMPUTE, "cannot use a buffer", error);
+bool ortolan_read_source(ortolan_model *model, const char *text, size_t size, ortolan_ids *ids,
+                         ortolan_error *error) {
+  const ortolan_tokenizer *tokenizer = ortolan_model_tokenizer(model, error);
+  const ortolan_input input = {.text = text, .size = size};
+  row read = {.place = 0};
+  ortolan_ids added = {.count = 0};
+  bool ok = tokenizer != NULL &&
+            ortolan_tokenizer_encode(tokenizer, "", 0, NULL, 0, true, 0, &added, NULL, error) &&
+            read_input(&model->bundle, tokenizer, &input, "", false, added.count, &read, error);
+  free(added.items);
+  free(read.types.items);
+  *ids = read.ids;
+  return ok;
 }
+
+/* --- calls --- */
 
 /* Compute rows of at most `width` tokens, and write each output to its place. */
 static bool compute(const ortolan_encoder *encoder, const row *rows, size_t count, float *results,
                     float *batch, int64_t *padded, ortolan_error *error) {
   const ortolan_bundle *bundle = encoder->bundle;
-  const OrtApi *ort = encoder->ort;
+  const ortolan_host *host = &encoder->host;
+  const ortolan_names names = names_of(bundle);
   size_t width = rows[0].ids.count, size = (size_t)bundle->output_size, tokens = count * width;
   int64_t *types = padded + tokens;
   int32_t lengths[MAX_ROWS];
@@ -167,19 +157,16 @@ static bool compute(const ortolan_encoder *encoder, const row *rows, size_t coun
   const int64_t output_shape[] = {(int64_t)count, bundle->output_size};
   const ONNXTensorElementDataType int64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
   OrtValue *values[3] = {NULL}, *output = NULL;
-  bool ok = create(encoder, padded, tokens * sizeof *padded, shape, 2, int64, &values[0], error) &&
-            create(encoder, lengths, count * sizeof *lengths, row_shape, 1,
-                   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &values[1], error) &&
-            create(encoder, types, tokens * sizeof *types, shape, 2, int64, &values[2], error) &&
-            create(encoder, batch, count * size * sizeof *batch, output_shape, 2,
-                   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &output, error);
-  ok = ok && ortolan_succeeded(
-                 ort,
-                 ort->Run(encoder->session, NULL, encoder->inputs, (const OrtValue *const *)values,
-                          encoder->input_count, outputs, 1, &output),
-                 ORTOLAN_COMPUTE, "failed to run the model", error);
-  for (size_t i = 0; i < 3; i++) ort->ReleaseValue(values[i]);
-  ort->ReleaseValue(output);
+  bool ok =
+      ortolan_tensor(host, padded, tokens * sizeof *padded, shape, 2, int64, &values[0], error) &&
+      ortolan_tensor(host, lengths, count * sizeof *lengths, row_shape, 1,
+                     ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &values[1], error) &&
+      ortolan_tensor(host, types, tokens * sizeof *types, shape, 2, int64, &values[2], error) &&
+      ortolan_tensor(host, batch, count * size * sizeof *batch, output_shape, 2,
+                     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &output, error) &&
+      ortolan_run(host, encoder->session, &names, (const OrtValue *const *)values, &output, error);
+  for (size_t i = 0; i < 3; i++) host->ort->ReleaseValue(values[i]);
+  host->ort->ReleaseValue(output);
   for (size_t i = 0; ok && i < count; i++) {
     for (size_t k = 0; ok && k < size; k++) ok = isfinite(batch[i * size + k]);
     memcpy(results + rows[i].place * size, batch + i * size, size * sizeof *batch);
@@ -247,14 +234,11 @@ static bool check_call(const ortolan_model *model, const ortolan_encoder_options
     return ortolan_fail(error, ORTOLAN_KIND, "This bundle is not an encoder of texts with %s.",
                         wants_labels ? "labels. Use ortolan_embed for vectors"
                                      : "vectors. Use ortolan_classify for labels");
-  if (options->struct_size != sizeof *options)
-    return ortolan_fail(error, ORTOLAN_INPUT,
-                        "ortolan_encoder_options has %zu bytes here (got %zu). Start from "
-                        "ORTOLAN_ENCODER_OPTIONS, and compile with the header of this library.",
-                        sizeof *options, options->struct_size);
-  return options->dimensions <= (size_t)model->bundle.output_size ||
+  return ortolan_check_size("ortolan_encoder_options", options->struct_size, sizeof *options,
+                            error) &&
+         (options->dimensions <= (size_t)model->bundle.output_size ||
          ortolan_fail(error, ORTOLAN_INPUT, "dimensions must be at most %lld (got %zu).",
-                      (long long)model->bundle.output_size, options->dimensions);
+                      (long long)model->bundle.output_size, options->dimensions));
 }
 
 size_t ortolan_output_size(const ortolan_model *model) {

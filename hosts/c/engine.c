@@ -1,7 +1,8 @@
 /* Calls of the model, and the states of one sequence.
  *
  * States that grow are one buffer, read and written in place. States that are replaced are two
- * buffers that take turns. Both are in the memory of the CPU.
+ * buffers that take turns. Those of a source are what the encoder returned. All are in the memory
+ * of the CPU.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #define FEWEST 16            /* tokens of a chunk, however many scores they need */
 #define SCORE_BYTES ((int64_t)128 << 20)
 #define STEP_INPUTS 4
+#define MOST (ORTOLAN_MAX_STATES + STEP_INPUTS + 2) /* inputs or outputs of a graph */
 
 typedef struct {
   void *buffer;
@@ -21,39 +23,27 @@ typedef struct {
 
 struct ortolan_engine {
   const ortolan_bundle *bundle;
-  const OrtApi *ort;
-  OrtEnv *env;
-  OrtMemoryInfo *cpu;
-  OrtSession *decode, *prefill; /* the same session for one graph */
-  tensor *states[2];            /* the second half of states that grow stays empty */
+  ortolan_host host;
+  OrtSession *decode, *prefill, *encode; /* the first two are the same session for one graph */
+  tensor states[2][ORTOLAN_MAX_STATES];  /* the second row is only for states that are replaced */
   int turn;
   int64_t length, capacity;
-  const char **inputs, **outputs;
-  const OrtValue **fed;
-  OrtValue **written;
-  size_t input_count;
+  const char *inputs[MOST], *outputs[MOST], *source_outputs[MOST];
+  const OrtValue *fed[MOST]; /* step inputs, numbers, states */
+  OrtValue *written[MOST], *numbers[2];
+  ortolan_names step, source; /* of the decoder's and the encoder's graph */
+  size_t number_count;
   int32_t window_start; /* 0: states with a window are as long as the others */
-  OrtValue *window_starts;
-  int64_t *ids, *positions;
-  size_t ids_room, positions_room;
+  int32_t source_length;
   float *ignored; /* logits that no caller wants */
 };
 
 /* --- states --- */
 
 static void release_tensor(const ortolan_engine *engine, tensor *state) {
-  engine->ort->ReleaseValue(state->value);
+  engine->host.ort->ReleaseValue(state->value);
   free(state->buffer);
   *state = (tensor){.buffer = NULL};
-}
-
-static bool create_value(const ortolan_engine *engine, void *data, size_t bytes,
-                         const int64_t *shape, size_t rank, ONNXTensorElementDataType type,
-                         OrtValue **value, ortolan_error *error) {
-  const OrtApi *ort = engine->ort;
-  return ortolan_succeeded(
-      ort, ort->CreateTensorWithDataAsOrtValue(engine->cpu, data, bytes, shape, rank, type, value),
-      ORTOLAN_COMPUTE, "cannot use a buffer", error);
 }
 
 static size_t state_bytes(const ortolan_state *state, int64_t capacity) {
@@ -71,8 +61,8 @@ static bool create_state(const ortolan_engine *engine, const ortolan_state *stat
     shape[axis] = state->shape[axis] < 0 ? capacity : state->shape[axis];
   created->buffer = calloc(bytes, 1); /* kernels read beyond the tokens: NaN would spread */
   if (created->buffer == NULL) return ortolan_no_memory(error);
-  return create_value(engine, created->buffer, bytes, shape, state->rank, state->type,
-                      &created->value, error);
+  return ortolan_tensor(&engine->host, created->buffer, bytes, shape, state->rank, state->type,
+                        &created->value, error);
 }
 
 /* Copy the tokens so far, which are rows of some axis in the middle:
@@ -140,40 +130,43 @@ void ortolan_engine_reset(ortolan_engine *engine) {
 
 /* --- opening --- */
 
+/* Name an input of one number, which is read where it is at every call. */
+static bool add_number(ortolan_engine *engine, const char *name, int32_t *number,
+                       ortolan_error *error) {
+  const int64_t rows[] = {1};
+  OrtValue **value = &engine->numbers[engine->number_count++];
+  if (!ortolan_tensor(&engine->host, number, sizeof *number, rows, 1,
+                      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, value, error))
+    return false;
+  engine->inputs[engine->step.input_count] = name;
+  engine->fed[engine->step.input_count++] = *value;
+  return true;
+}
+
 static bool allocate(ortolan_engine *engine, ortolan_error *error) {
   static const char *const names[STEP_INPUTS] = {"input_ids", "seqlens_k", "total_sequence_length",
                                                  "logit_positions"};
   const ortolan_bundle *bundle = engine->bundle;
-  size_t count = bundle->state_count;
-  engine->states[0] = calloc(count + 1, sizeof(tensor));
-  engine->states[1] = calloc(count + 1, sizeof(tensor));
-  engine->inputs = calloc(count + STEP_INPUTS + 1, sizeof *engine->inputs);
-  engine->outputs = calloc(count + 1, sizeof *engine->outputs);
-  engine->fed = calloc(count + STEP_INPUTS + 1, sizeof *engine->fed);
-  engine->written = calloc(count + 1, sizeof *engine->written);
-  engine->ignored = malloc((size_t)bundle->vocab_size * sizeof *engine->ignored);
-  if (engine->states[0] == NULL || engine->states[1] == NULL || engine->inputs == NULL ||
-      engine->outputs == NULL || engine->fed == NULL || engine->written == NULL ||
-      engine->ignored == NULL)
-    return ortolan_no_memory(error);
-  for (size_t i = 0; i < STEP_INPUTS; i++) engine->inputs[i] = names[i];
-  engine->input_count = count + STEP_INPUTS;
-  if (bundle->has_windows) {
-    const int64_t rows[] = {1};
-    if (!create_value(engine, &engine->window_start, sizeof engine->window_start, rows, 1,
-                      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &engine->window_starts, error))
-      return false;
-    engine->inputs[engine->input_count] = "window_starts";
-    engine->fed[engine->input_count++] = engine->window_starts;
-  }
+  ortolan_names *step = &engine->step, *source = &engine->source;
+  *step = (ortolan_names){engine->inputs, engine->outputs, STEP_INPUTS, 1};
+  *source = (ortolan_names){ortolan_text_inputs, engine->source_outputs, 2, 0};
+  memcpy(engine->inputs, names, sizeof names);
   engine->outputs[0] = "logits";
-  for (size_t i = 0; i < count; i++) {
-    engine->inputs[STEP_INPUTS + i] = bundle->states[i].input;
-    engine->outputs[1 + i] = bundle->states[i].output;
-    if (bundle->states[i].update != ORTOLAN_REPLACE) continue;
-    for (int turn = 0; turn < 2; turn++)
-      if (!create_state(engine, &bundle->states[i], 0, &engine->states[turn][i], error))
-        return false;
+  engine->ignored = malloc((size_t)bundle->vocab_size * sizeof *engine->ignored);
+  if (engine->ignored == NULL) return ortolan_no_memory(error);
+  if ((bundle->has_windows && !add_number(engine, "window_starts", &engine->window_start, error)) ||
+      (bundle->kind == ORTOLAN_SEQ2SEQ &&
+       !add_number(engine, "source_lengths", &engine->source_length, error)))
+    return false;
+  for (size_t i = 0; i < bundle->state_count; i++) {
+    const ortolan_state *state = &bundle->states[i];
+    engine->inputs[step->input_count++] = state->input;
+    if (state->update == ORTOLAN_SOURCE)
+      engine->source_outputs[source->output_count++] = state->output;
+    else
+      engine->outputs[step->output_count++] = state->output;
+    for (int turn = 0; turn < 2 && state->update == ORTOLAN_REPLACE; turn++)
+      if (!create_state(engine, state, 0, &engine->states[turn][i], error)) return false;
   }
   return reserve(engine, bundle->context_length < CAPACITY_STEP ? bundle->context_length : 1,
                  error);
@@ -187,30 +180,17 @@ ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
     return NULL;
   }
   engine->bundle = bundle;
-  engine->ort = ortolan_runtime(error);
-  if (engine->ort == NULL) {
-    free(engine);
-    return NULL;
-  }
-  const OrtApi *ort = engine->ort;
+  const ortolan_host *host = &engine->host;
   bool two_graphs = strcmp(bundle->prefill.file, bundle->decode.file) != 0;
-  bool ok = ortolan_succeeded(ort, ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "ortolan", &engine->env),
-                              ORTOLAN_COMPUTE, "cannot start", error) &&
-            ortolan_succeeded(
-                ort, ort->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &engine->cpu),
-                ORTOLAN_COMPUTE, "cannot start", error) &&
-            allocate(engine, error);
-  const ortolan_opener opener = {.ort = ort,
-                                 .env = engine->env,
-                                 .bundle = bundle,
-                                 .inputs = engine->inputs,
-                                 .outputs = engine->outputs,
-                                 .input_count = engine->input_count,
-                                 .output_count = bundle->state_count + 1};
-  ok = ok && ortolan_session_open(&opener, &bundle->decode, threads, &engine->decode, error) &&
-       (!two_graphs ||
-        ortolan_session_open(&opener, &bundle->prefill, threads, &engine->prefill, error));
-  if (ok && !two_graphs) engine->prefill = engine->decode;
+  bool ok = ortolan_host_open(&engine->host, error) && allocate(engine, error) &&
+            ortolan_session_open(host, bundle, &bundle->decode, &engine->step, threads,
+                                 &engine->decode, error) &&
+            (!two_graphs || ortolan_session_open(host, bundle, &bundle->prefill, &engine->step,
+                                                 threads, &engine->prefill, error)) &&
+            (bundle->kind != ORTOLAN_SEQ2SEQ ||
+             ortolan_session_open(host, bundle, &bundle->encode, &engine->source, threads,
+                                  &engine->encode, error));
+  if (!two_graphs) engine->prefill = engine->decode;
   if (ok) return engine;
   ortolan_engine_close(engine);
   return NULL;
@@ -218,63 +198,53 @@ ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
 
 void ortolan_engine_close(ortolan_engine *engine) {
   if (engine == NULL) return;
-  const OrtApi *ort = engine->ort;
-  for (int turn = 0; turn < 2; turn++) {
-    for (size_t i = 0; engine->states[turn] != NULL && i < engine->bundle->state_count; i++)
-      release_tensor(engine, &engine->states[turn][i]);
-    free(engine->states[turn]);
+  const OrtApi *ort = engine->host.ort;
+  for (size_t i = 0; ort != NULL && i < engine->bundle->state_count; i++) {
+    release_tensor(engine, &engine->states[0][i]);
+    release_tensor(engine, &engine->states[1][i]);
   }
-  ort->ReleaseValue(engine->window_starts);
-  if (engine->prefill != engine->decode) ort->ReleaseSession(engine->prefill);
-  ort->ReleaseSession(engine->decode);
-  ort->ReleaseMemoryInfo(engine->cpu);
-  ort->ReleaseEnv(engine->env);
-  free(engine->inputs);
-  free(engine->outputs);
-  free(engine->fed);
-  free(engine->written);
-  free(engine->ids);
-  free(engine->positions);
+  if (ort != NULL) {
+    for (size_t i = 0; i < engine->number_count; i++) ort->ReleaseValue(engine->numbers[i]);
+    if (engine->prefill != engine->decode) ort->ReleaseSession(engine->prefill);
+    ort->ReleaseSession(engine->decode);
+    ort->ReleaseSession(engine->encode);
+  }
+  ortolan_host_close(&engine->host);
   free(engine->ignored);
   free(engine);
 }
 
 /* --- calls --- */
 
-static int64_t *numbers(int64_t **memory, size_t *room, size_t count) {
-  if (count > *room) {
-    int64_t *larger = realloc(*memory, count * sizeof **memory);
-    if (larger == NULL) return NULL;
-    *memory = larger;
-    *room = count;
-  }
-  return *memory;
-}
-
 /* Bind the states and run a graph; the values of the step inputs are in `fed`. */
 static bool run(ortolan_engine *engine, OrtSession *session, ortolan_error *error) {
   const ortolan_bundle *bundle = engine->bundle;
+  size_t output = 1, first = engine->step.input_count - bundle->state_count;
   for (size_t i = 0; i < bundle->state_count; i++) {
-    bool replaced = bundle->states[i].update == ORTOLAN_REPLACE;
-    int from = replaced ? engine->turn : 0, to = replaced ? 1 - engine->turn : 0;
-    engine->fed[STEP_INPUTS + i] = engine->states[from][i].value;
-    engine->written[1 + i] = engine->states[to][i].value;
+    int turn = bundle->states[i].update == ORTOLAN_REPLACE ? engine->turn : 0;
+    int other = bundle->states[i].update == ORTOLAN_REPLACE ? 1 - turn : 0;
+    engine->fed[first + i] = engine->states[turn][i].value;
+    if (bundle->states[i].update != ORTOLAN_SOURCE)
+      engine->written[output++] = engine->states[other][i].value;
   }
-  const OrtApi *ort = engine->ort;
-  OrtStatus *status =
-      ort->Run(session, NULL, engine->inputs, engine->fed, engine->input_count, engine->outputs,
-               bundle->state_count + 1, engine->written);
-  return ortolan_succeeded(ort, status, ORTOLAN_COMPUTE, "failed to run the model", error);
+  return ortolan_run(&engine->host, session, &engine->step, engine->fed, engine->written, error);
+}
+
+/* Write ids, and the positions from `first` on, into an array to free. */
+static int64_t *widened(const int32_t *ids, size_t count, size_t first, size_t rows,
+                        ortolan_error *error) {
+  int64_t *wide = malloc((count + rows) * sizeof *wide);
+  if (wide == NULL) ortolan_no_memory(error);
+  for (size_t i = 0; wide != NULL && i < count; i++) wide[i] = ids[i];
+  for (size_t i = 0; wide != NULL && i < rows; i++) wide[count + i] = (int64_t)(first + i);
+  return wide;
 }
 
 /* One call of the graph. */
 static bool call(ortolan_engine *engine, OrtSession *session, const int32_t *ids, size_t count,
                  size_t first, size_t rows, float *logits, ortolan_error *error) {
-  int64_t *wide = numbers(&engine->ids, &engine->ids_room, count);
-  int64_t *positions = numbers(&engine->positions, &engine->positions_room, rows);
-  if (wide == NULL || positions == NULL) return ortolan_no_memory(error);
-  for (size_t i = 0; i < count; i++) wide[i] = ids[i];
-  for (size_t i = 0; i < rows; i++) positions[i] = (int64_t)(first + i);
+  const ortolan_host *host = &engine->host;
+  int64_t *wide = widened(ids, count, first, rows, error);
   int32_t total = (int32_t)(engine->length + (int64_t)count), last = total - 1;
   const int64_t vocab_size = engine->bundle->vocab_size;
   const int64_t ids_shape[] = {1, (int64_t)count}, positions_shape[] = {1, (int64_t)rows};
@@ -283,22 +253,49 @@ static bool call(ortolan_engine *engine, OrtSession *session, const int32_t *ids
   const ONNXTensorElementDataType int64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
   OrtValue *inputs[STEP_INPUTS] = {NULL}, *output = NULL;
   bool ok =
-      create_value(engine, wide, count * sizeof *wide, ids_shape, 2, int64, &inputs[0], error) &&
-      create_value(engine, &last, sizeof last, row_shape, 1, int32, &inputs[1], error) &&
-      create_value(engine, &total, sizeof total, NULL, 0, int32, &inputs[2], error) &&
-      create_value(engine, positions, rows * sizeof *positions, positions_shape, 2, int64,
-                   &inputs[3], error) &&
-      create_value(engine, logits, rows * (size_t)vocab_size * sizeof *logits, logits_shape, 3,
-                   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &output, error);
+      wide != NULL &&
+      ortolan_tensor(host, wide, count * sizeof *wide, ids_shape, 2, int64, &inputs[0], error) &&
+      ortolan_tensor(host, &last, sizeof last, row_shape, 1, int32, &inputs[1], error) &&
+      ortolan_tensor(host, &total, sizeof total, NULL, 0, int32, &inputs[2], error) &&
+      ortolan_tensor(host, wide + count, rows * sizeof *wide, positions_shape, 2, int64,
+                     &inputs[3], error) &&
+      ortolan_tensor(host, logits, rows * (size_t)vocab_size * sizeof *logits, logits_shape, 3,
+                     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &output, error);
   for (size_t i = 0; i < STEP_INPUTS; i++) engine->fed[i] = inputs[i];
   engine->written[0] = output;
   ok = ok && run(engine, session, error);
-  for (size_t i = 0; i < STEP_INPUTS; i++) engine->ort->ReleaseValue(inputs[i]);
-  engine->ort->ReleaseValue(output);
+  for (size_t i = 0; i < STEP_INPUTS; i++) host->ort->ReleaseValue(inputs[i]);
+  host->ort->ReleaseValue(output);
+  free(wide);
   if (!ok) return false;
   engine->length = total;
   engine->turn = 1 - engine->turn;
   return true;
+}
+
+bool ortolan_engine_read(ortolan_engine *engine, const int32_t *ids, size_t count,
+                         ortolan_error *error) {
+  const ortolan_host *host = &engine->host;
+  const ortolan_bundle *bundle = engine->bundle;
+  const int64_t shape[] = {1, (int64_t)count}, row_shape[] = {1};
+  int64_t *wide = widened(ids, count, 0, 0, error);
+  OrtValue *inputs[2] = {NULL}, *outputs[ORTOLAN_MAX_STATES] = {NULL};
+  engine->source_length = (int32_t)count;
+  bool ok = wide != NULL &&
+            ortolan_tensor(host, wide, count * sizeof *wide, shape, 2,
+                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, &inputs[0], error) &&
+            ortolan_tensor(host, &engine->source_length, sizeof engine->source_length, row_shape, 1,
+                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &inputs[1], error) &&
+            ortolan_run(host, engine->encode, &engine->source, (const OrtValue *const *)inputs,
+                        outputs, error);
+  for (size_t i = 0, output = 0; ok && i < bundle->state_count; i++) {
+    if (bundle->states[i].update != ORTOLAN_SOURCE) continue;
+    release_tensor(engine, &engine->states[0][i]);
+    engine->states[0][i].value = outputs[output++];
+  }
+  for (size_t i = 0; i < 2; i++) host->ort->ReleaseValue(inputs[i]);
+  free(wide);
+  return ok;
 }
 
 bool ortolan_engine_append(ortolan_engine *engine, const int32_t *ids, size_t count, size_t first,

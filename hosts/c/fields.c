@@ -19,6 +19,20 @@ bool ortolan_no_memory(ortolan_error *error) {
                       "There is not enough memory. Close other programs, or use a smaller model.");
 }
 
+bool ortolan_check_size(const char *name, size_t size, size_t expected, ortolan_error *error) {
+  return size == expected ||
+         ortolan_fail(error, ORTOLAN_INPUT,
+                      "%s has %zu bytes here (got %zu). Start from the macro of the same name in "
+                      "capitals, and compile with the header of this library.",
+                      name, expected, size);
+}
+
+size_t ortolan_place(const char *const *names, size_t count, const char *name) {
+  size_t place = 0;
+  while (place < count && strcmp(names[place], name) != 0) place++;
+  return place;
+}
+
 const char *ortolan_code_name(ortolan_code code) {
   static const char *const names[] = {"ok",     "bundle-not-found", "manifest",       "bundle-file",
                                       "graph",  "kind",             "device",         "input",
@@ -91,6 +105,18 @@ bool ortolan_bound(const ortolan_fields *in, const json_value *object, const cha
     return wrong(in, path, key, "null or a number of at least 0");
   *number = value->number;
   return true;
+}
+
+bool ortolan_id_list(const ortolan_fields *in, const json_value *object, const char *path,
+                     const char *key, size_t most, int64_t below, int32_t *ids, size_t *count) {
+  if (ortolan_json_field(object, key) == NULL) return true;
+  const json_value *list = ortolan_array(in, object, path, key, most);
+  for (const json_value *item = list == NULL ? NULL : list->item; item != NULL; item = item->next) {
+    if (!item->is_integer || item->integer < 0 || item->integer >= below)
+      return wrong(in, path, key, "ids within the vocabulary");
+    ids[(*count)++] = (int32_t)item->integer;
+  }
+  return list != NULL;
 }
 
 bool ortolan_known_keys(const ortolan_fields *in, const json_value *object, const char *path,

@@ -23,6 +23,10 @@
 ORTOLAN_PRINTF(3, 4)
 bool ortolan_fail(ortolan_error *error, ortolan_code code, const char *format, ...);
 bool ortolan_no_memory(ortolan_error *error);
+/* Check the struct_size of options, which a macro of this name in capitals sets. */
+bool ortolan_check_size(const char *name, size_t size, size_t expected, ortolan_error *error);
+/* Place of a name in a list, or `count`. */
+size_t ortolan_place(const char *const *names, size_t count, const char *name);
 
 /* --- fields.c: checked fields of a JSON document --- */
 
@@ -45,6 +49,9 @@ bool ortolan_integer(const ortolan_fields *in, const json_value *object, const c
 /* A field that may be null or missing: `number` is then -1. */
 bool ortolan_bound(const ortolan_fields *in, const json_value *object, const char *path,
                    const char *key, double *number);
+/* A list of ids below `below`, or no such field. */
+bool ortolan_id_list(const ortolan_fields *in, const json_value *object, const char *path,
+                     const char *key, size_t most, int64_t below, int32_t *ids, size_t *count);
 /* Reject fields that are not in `known`, names separated by spaces. */
 bool ortolan_known_keys(const ortolan_fields *in, const json_value *object, const char *path,
                         const char *known);
@@ -58,12 +65,13 @@ typedef struct {
   int64_t size;
 } ortolan_file;
 
-typedef enum { ORTOLAN_APPEND, ORTOLAN_REPLACE } ortolan_update;
+typedef enum { ORTOLAN_DECODER, ORTOLAN_ENCODER, ORTOLAN_SEQ2SEQ } ortolan_kind;
+typedef enum { ORTOLAN_APPEND, ORTOLAN_REPLACE, ORTOLAN_SOURCE } ortolan_update;
 
 typedef struct {
   const char *input, *output;
   size_t rank;
-  int64_t shape[ORTOLAN_MAX_RANK]; /* -1 for the axis "capacity"; "batch" is 1 */
+  int64_t shape[ORTOLAN_MAX_RANK]; /* -1 for the axes "capacity" and "source"; "batch" is 1 */
   ONNXTensorElementDataType type;
   size_t item_bytes;
   ortolan_update update;
@@ -81,24 +89,38 @@ typedef struct {
 
 typedef enum { ORTOLAN_NO_SCORES, ORTOLAN_SOFTMAX, ORTOLAN_SIGMOID } ortolan_scores;
 
+/* Texts around messages (docs/bundle-format.md). */
+typedef struct {
+  const char *opening, *between[2], *closing, *system[2], *date; /* the last two may be NULL */
+  int trims[3]; /* by ortolan_role: place in the names of chat.c */
+  bool system_is_last;
+  int32_t ends[ORTOLAN_MAX_STOP_TOKENS], control[ORTOLAN_MAX_SUPPRESSED];
+  size_t end_count, control_count;
+} ortolan_chat_form;
+
 typedef struct {
   char *folder;
   ortolan_json *manifest; /* owns all strings below */
+  ortolan_kind kind;
   ortolan_file files[ORTOLAN_MAX_FILES];
   size_t file_count;
-  int64_t context_length, vocab_size, query_heads;
-  ortolan_graph decode, prefill; /* the same graph, or two; an encoder is `decode` */
-  ortolan_state *states;
+  int64_t context_length, vocab_size, query_heads, source_tokens; /* most tokens of a source */
+  ortolan_graph decode, prefill; /* the same graph, or two; an encoder alone is `decode` */
+  ortolan_graph encode;
+  ortolan_state states[ORTOLAN_MAX_STATES];
   size_t state_count;
   bool has_windows; /* the graphs read `window_starts` */
-  int32_t bos, forced_first, forced_last; /* -1 for none */
+  int32_t bos, start, forced_first, forced_last; /* -1 for none */
   int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
-  size_t eos_count, suppressed_count;
+  int32_t suppressed_first[ORTOLAN_MAX_SUPPRESSED];
+  size_t eos_count, suppressed_count, suppressed_first_count;
+  bool has_chat;
+  ortolan_chat_form chat;
   const char *certificate, *tokenizer; /* NULL for none */
   const char *optimizers[ORTOLAN_MAX_SETTINGS]; /* to disable */
   ortolan_setting variables[ORTOLAN_MAX_SETTINGS], entries[ORTOLAN_MAX_SETTINGS];
   size_t optimizer_count, variable_count, entry_count;
-  bool is_encoder, has_pairs;
+  bool has_pairs;
   int64_t output_size, types; /* types: of tokens; 1 if the graph reads none */
   int32_t pad, padding;       /* padding: fills each text up to the context; -1 for none */
   ortolan_scores scores;
@@ -117,6 +139,9 @@ const ortolan_file *ortolan_bundle_find(const ortolan_bundle *bundle, const char
 /* Read a listed file and check its hash; free the result. */
 char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
                           ortolan_error *error);
+
+/* Read the texts around messages from `chat` of a manifest. */
+bool ortolan_chat_read(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in);
 
 /* --- files.c: plain files of a folder --- */
 
@@ -155,16 +180,30 @@ void ortolan_sampler_record(ortolan_sampler *sampler, int32_t token);
 
 /* --- session.c: sessions of onnxruntime --- */
 
+/* What every call of onnxruntime needs; its memory is that of the CPU. */
 typedef struct {
-  const OrtApi *ort;
+  const OrtApi *ort; /* NULL if it is too old */
   OrtEnv *env;
-  const ortolan_bundle *bundle;
+  OrtMemoryInfo *cpu;
+} ortolan_host;
+
+typedef struct {
   const char *const *inputs, *const *outputs; /* names that a graph must have, in any order */
   size_t input_count, output_count;
-} ortolan_opener;
+} ortolan_names;
 
-bool ortolan_session_open(const ortolan_opener *opener, const ortolan_graph *graph, int threads,
+/* Close it with ortolan_host_close, also after a failure. */
+bool ortolan_host_open(ortolan_host *host, ortolan_error *error);
+void ortolan_host_close(const ortolan_host *host);
+/* A tensor that uses the caller's memory. */
+bool ortolan_tensor(const ortolan_host *host, void *data, size_t bytes, const int64_t *shape,
+                    size_t rank, ONNXTensorElementDataType type, OrtValue **value,
+                    ortolan_error *error);
+bool ortolan_session_open(const ortolan_host *host, const ortolan_bundle *bundle,
+                          const ortolan_graph *graph, const ortolan_names *names, int threads,
                           OrtSession **session, ortolan_error *error);
+bool ortolan_run(const ortolan_host *host, OrtSession *session, const ortolan_names *names,
+                 const OrtValue *const *inputs, OrtValue **outputs, ortolan_error *error);
 /* Release the status of a call. If it failed, fill the error: "onnxruntime 1.31.1 <what>: ..." */
 bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, const char *what,
                        ortolan_error *error);
@@ -176,24 +215,33 @@ typedef struct ortolan_encoder ortolan_encoder;
 
 struct ortolan_model {
   ortolan_bundle bundle;
-  ortolan_engine *engine;   /* of a decoder */
+  ortolan_engine *engine;   /* of a decoder, or of an encoder-decoder */
   ortolan_encoder *encoder; /* or this */
   ortolan_tokenizer *tokenizer; /* NULL until it is needed */
 };
 
-/* onnxruntime's functions, or NULL if it is too old. */
-const OrtApi *ortolan_runtime(ortolan_error *error);
+/* Inputs of an encoder of texts; the last one only if it tells types of tokens apart. */
+extern const char *const ortolan_text_inputs[];
 ortolan_encoder *ortolan_encoder_open(const ortolan_bundle *bundle, int threads,
                                       ortolan_error *error);
 void ortolan_encoder_close(ortolan_encoder *encoder);
 
+bool ortolan_check_kind(const ortolan_model *model, ortolan_kind kind, ortolan_error *error);
 /* Whether a token ends a sequence. */
 bool ortolan_ends(const ortolan_bundle *bundle, const ortolan_options *options, int32_t token);
+/* As ortolan_generate, for a model of any kind with a decoder. `first` is forced; -1 for none. */
+bool ortolan_continue(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
+                      int32_t first, const ortolan_options *options, int32_t *tokens,
+                      size_t capacity, size_t *count, ortolan_finish *finish,
+                      ortolan_error *error);
 
 ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
                                     ortolan_error *error);
 void ortolan_engine_close(ortolan_engine *engine);
-/* Forget all tokens. */
+/* Compute the states of a source, which the decoder then reads. */
+bool ortolan_engine_read(ortolan_engine *engine, const int32_t *ids, size_t count,
+                         ortolan_error *error);
+/* Forget all tokens, but not the source. */
 void ortolan_engine_reset(ortolan_engine *engine);
 /* Append tokens in one call, or one by one if the graph takes one. Writes the logits after the
  * tokens [first, first + rows) to `logits`. */

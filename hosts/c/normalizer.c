@@ -113,21 +113,11 @@ static void each_character(int which, const ortolan_unicode *unicode, const orto
 
 static void strip(const ortolan_part *part, const ortolan_unicode *unicode,
                   const ortolan_text *from, ortolan_text *to, bool *first) {
-  uint32_t point;
-  size_t start = 0, end = from->size, size;
-  while (part->flag && start < end) {
-    size = ortolan_utf8_read(from->bytes + start, &point);
-    if (!(ortolan_flags(unicode, point) & ORTOLAN_IS_SPACE)) break;
-    start += size;
-  }
-  while (part->second && end > start) {
-    size = ortolan_utf8_last(from->bytes, end);
-    ortolan_utf8_read(from->bytes + end - size, &point);
-    if (!(ortolan_flags(unicode, point) & ORTOLAN_IS_SPACE)) break;
-    end -= size;
-  }
-  if (start > 0) *first = false;
-  ortolan_text_add(to, from->bytes + start, end - start);
+  const char *text = from->bytes;
+  size_t size = from->size;
+  ortolan_strip(unicode, &text, &size, part->flag, part->second);
+  if (text > from->bytes) *first = false;
+  ortolan_text_add(to, text, size);
 }
 
 /* Swap the result of a step into the text, and empty the other for the next. */

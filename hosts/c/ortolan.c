@@ -18,7 +18,7 @@ ortolan_model *ortolan_open(const char *folder, const ortolan_open_options *opti
   if (folder == NULL || options->threads < 0 || options->threads > 1024) {
     ortolan_fail(error, ORTOLAN_INPUT, "ortolan_open needs a folder and 0 to 1024 threads.");
   } else if (ortolan_bundle_open(&model->bundle, folder, options->skip_hashes, error)) {
-    if (model->bundle.is_encoder)
+    if (model->bundle.kind == ORTOLAN_ENCODER)
       model->encoder = ortolan_encoder_open(&model->bundle, options->threads, error);
     else
       model->engine = ortolan_engine_open(&model->bundle, options->threads, error);
@@ -37,6 +37,15 @@ void ortolan_close(ortolan_model *model) {
   free(model);
 }
 
+bool ortolan_check_kind(const ortolan_model *model, ortolan_kind kind, ortolan_error *error) {
+  static const char *const descriptions[] = {
+      "a decoder. Use ortolan_generate_text or ortolan_chat",
+      "an encoder. Use ortolan_embed or ortolan_classify",
+      "an encoder-decoder. Use ortolan_translate"};
+  return model->bundle.kind == kind ||
+         ortolan_fail(error, ORTOLAN_KIND, "This bundle is %s.", descriptions[model->bundle.kind]);
+}
+
 int64_t ortolan_vocab_size(const ortolan_model *model) {
   return model->bundle.vocab_size;
 }
@@ -53,7 +62,7 @@ typedef struct {
   const ortolan_options *options;
   ortolan_sampler sampler;
   float *logits;
-  int32_t *tokens;
+  int32_t *tokens, first; /* first: forced, or -1 */
   size_t count, limit;
 } sequence;
 
@@ -100,22 +109,26 @@ bool ortolan_ends(const ortolan_bundle *bundle, const ortolan_options *options, 
   return false;
 }
 
+static void exclude(sequence *s, const int32_t *ids, size_t count) {
+  for (size_t i = 0; i < count; i++) s->logits[ids[i]] = -INFINITY;
+}
+
 /* Choose the next token from the logits, unless the model forces one. */
 static bool choose(sequence *s, int32_t *token, ortolan_error *error) {
   const ortolan_bundle *bundle = &s->model->bundle;
   int32_t forced = s->count + 1 == s->limit ? bundle->forced_last : -1;
-  if (forced < 0 && s->count == 0) forced = bundle->forced_first;
+  if (forced < 0 && s->count == 0) forced = s->first;
   if (forced >= 0) {
     *token = forced;
     ortolan_sampler_record(&s->sampler, forced);
     return true;
   }
-  for (size_t i = 0; i < bundle->suppressed_count; i++)
-    s->logits[bundle->suppressed[i]] = -INFINITY;
+  exclude(s, bundle->suppressed, bundle->suppressed_count);
+  if (s->count == (size_t)(s->first >= 0))
+    exclude(s, bundle->suppressed_first, bundle->suppressed_first_count);
   if (s->count < s->options->min_new_tokens) {
-    for (size_t i = 0; i < bundle->eos_count; i++) s->logits[bundle->eos[i]] = -INFINITY;
-    for (size_t i = 0; i < s->options->stop_count; i++)
-      s->logits[s->options->stop_tokens[i]] = -INFINITY;
+    exclude(s, bundle->eos, bundle->eos_count);
+    exclude(s, s->options->stop_tokens, s->options->stop_count);
   }
   return ortolan_sampler_next(&s->sampler, s->logits, token, error);
 }
@@ -127,42 +140,52 @@ static bool continue_sequence(sequence *s, ortolan_finish *finish, ortolan_error
     s->tokens[s->count++] = token;
     bool goes_on = s->options->on_token == NULL ||
                    s->options->on_token(token, s->options->context);
-    *finish = ortolan_ends(&s->model->bundle, s->options, token) ? ORTOLAN_STOP : goes_on ? ORTOLAN_LENGTH : ORTOLAN_CANCELLED;
+    bool ends = ortolan_ends(&s->model->bundle, s->options, token);
+    *finish = ends ? ORTOLAN_STOP : goes_on ? ORTOLAN_LENGTH : ORTOLAN_CANCELLED;
     if (*finish != ORTOLAN_LENGTH || s->count == s->limit) return true;
     if (!ortolan_engine_append(s->model->engine, &token, 1, 0, 1, s->logits, error)) return false;
   }
 }
 
-bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
-                      const ortolan_options *options, int32_t *tokens, size_t capacity,
-                      size_t *count, ortolan_finish *finish, ortolan_error *error) {
-  const ortolan_options greedy = {.sampling = ORTOLAN_GREEDY};
+bool ortolan_continue(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
+                      int32_t first, const ortolan_options *options, int32_t *tokens,
+                      size_t capacity, size_t *count, ortolan_finish *finish,
+                      ortolan_error *error) {
+  const ortolan_bundle *bundle = &model->bundle;
   ortolan_finish ignored;
-  sequence s = {.model = model, .options = options == NULL ? &greedy : options, .tokens = tokens};
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
+  sequence s = {.model = model, .options = options, .tokens = tokens,
+                .first = first >= 0 ? first : bundle->forced_first};
   *count = 0;
-  if (model->engine == NULL)
-    return ortolan_fail(error, ORTOLAN_KIND,
-                        "This bundle is not a decoder. Use ortolan_embed or ortolan_classify.");
-  if (prompt_count == 0 && model->bundle.bos >= 0) prompt = &model->bundle.bos, prompt_count = 1;
+  if (prompt_count == 0 && bundle->bos >= 0) prompt = &bundle->bos, prompt_count = 1;
   if (prompt_count == 0)
     return ortolan_fail(error, ORTOLAN_INPUT,
                         "The prompt is empty, and this model has no BOS token to start from. Pass "
                         "at least one token.");
   if (!check_ids(model, "prompt", prompt, prompt_count, error) ||
-      !check_ids(model, "stop_tokens", s.options->stop_tokens, s.options->stop_count, error) ||
+      !check_ids(model, "stop_tokens", options->stop_tokens, options->stop_count, error) ||
       !choose_limit(&s, prompt_count, capacity, error))
     return false;
-  size_t vocab_size = (size_t)model->bundle.vocab_size;
+  size_t vocab_size = (size_t)bundle->vocab_size;
   s.logits = malloc(vocab_size * sizeof *s.logits);
   ortolan_engine_reset(model->engine);
   bool ok = (s.logits != NULL || ortolan_no_memory(error)) &&
-            ortolan_sampler_open(&s.sampler, &s.options->sampling, vocab_size, prompt,
-                                 prompt_count, error) &&
+            ortolan_sampler_open(&s.sampler, &options->sampling, vocab_size, prompt, prompt_count,
+                                 error) &&
             ortolan_engine_prefill(model->engine, prompt, prompt_count, s.logits, error) &&
             continue_sequence(&s, finish == NULL ? &ignored : finish, error);
   *count = s.count;
   ortolan_sampler_close(&s.sampler);
   free(s.logits);
   return ok;
+}
+
+bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
+                      const ortolan_options *options, int32_t *tokens, size_t capacity,
+                      size_t *count, ortolan_finish *finish, ortolan_error *error) {
+  const ortolan_options greedy = {.sampling = ORTOLAN_GREEDY};
+  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
+  *count = 0;
+  return ortolan_check_kind(model, ORTOLAN_DECODER, error) &&
+         ortolan_continue(model, prompt, prompt_count, -1, options == NULL ? &greedy : options,
+                          tokens, capacity, count, finish, error);
 }

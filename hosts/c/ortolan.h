@@ -1,7 +1,8 @@
-/* Ortolan bundles in C: open one, generate text, embed and classify texts, verify a bundle here.
+/* Ortolan bundles in C: open one, chat, generate, translate, embed and classify texts, verify a
+ * bundle here.
  *
- * A bundle is a folder written by `ortolan export`. This library reads decoders and encoders of
- * texts, and computes on the CPU with onnxruntime's C API.
+ * A bundle is a folder written by `ortolan export`. This library reads decoders, encoders of texts,
+ * and encoder-decoders of texts, and computes on the CPU with onnxruntime's C API.
  *
  *     ortolan_error error;
  *     ortolan_model *model = ortolan_open("bundle", NULL, &error);
@@ -173,6 +174,38 @@ typedef struct {
 bool ortolan_generate_text(ortolan_model *model, const char *prompt, size_t size,
                            const ortolan_text_options *options, ortolan_finish *finish,
                            ortolan_error *error);
+
+/* --- conversations --- */
+
+typedef enum { ORTOLAN_SYSTEM, ORTOLAN_USER, ORTOLAN_ASSISTANT } ortolan_role;
+
+typedef struct {
+  ortolan_role role;
+  const char *text; /* UTF-8 */
+  size_t size;
+} ortolan_message;
+
+/* Answer a conversation with the chat template of the model, and stop at the end of the answer.
+ *
+ * A conversation is a system message or none, then messages of the user and of the assistant in
+ * turn; the last one is the user's. Messages are read during the call only. Text that would become
+ * a control token is an error, and so is a bundle whose template does more than put texts around
+ * messages. Reasoning is part of the text. `options` and `finish` may be NULL. */
+bool ortolan_chat(ortolan_model *model, const ortolan_message *messages, size_t count,
+                  const ortolan_text_options *options, ortolan_finish *finish,
+                  ortolan_error *error);
+/* Write the prompt of a conversation, to be encoded without special tokens: at most `capacity`
+ * bytes, with NUL behind them if there is room, and the number of all bytes to `size`. */
+bool ortolan_chat_prompt(ortolan_model *model, const ortolan_message *messages, size_t count,
+                         char *text, size_t capacity, size_t *size, ortolan_error *error);
+
+/* --- encoder-decoders --- */
+
+/* Generate a text from another. `first` is the text of a token that comes first, such as the target
+ * language; NULL for the model's own, if it has one. `options` and `finish` may be NULL. */
+bool ortolan_translate(ortolan_model *model, const char *source, size_t size, const char *first,
+                       const ortolan_text_options *options, ortolan_finish *finish,
+                       ortolan_error *error);
 
 /* --- encoders --- */
 

@@ -8,13 +8,41 @@
 
 #define API_VERSION 22 /* the oldest that has every function of this library */
 
-const OrtApi *ortolan_runtime(ortolan_error *error) {
-  const OrtApi *ort = OrtGetApiBase()->GetApi(API_VERSION);
+bool ortolan_host_open(ortolan_host *host, ortolan_error *error) {
+  const OrtApi *ort = host->ort = OrtGetApiBase()->GetApi(API_VERSION);
   if (ort == NULL)
-    ortolan_fail(error, ORTOLAN_GRAPH,
-                 "onnxruntime %s is too old: version 1.%d or newer is needed. Install a newer one.",
-                 OrtGetApiBase()->GetVersionString(), API_VERSION);
-  return ort;
+    return ortolan_fail(error, ORTOLAN_GRAPH,
+                        "onnxruntime %s is too old: version 1.%d or newer is needed. Install a "
+                        "newer one.",
+                        OrtGetApiBase()->GetVersionString(), API_VERSION);
+  return ortolan_succeeded(ort, ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "ortolan", &host->env),
+                           ORTOLAN_COMPUTE, "cannot start", error) &&
+         ortolan_succeeded(
+             ort, ort->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &host->cpu),
+             ORTOLAN_COMPUTE, "cannot start", error);
+}
+
+void ortolan_host_close(const ortolan_host *host) {
+  if (host->ort == NULL) return;
+  host->ort->ReleaseMemoryInfo(host->cpu);
+  host->ort->ReleaseEnv(host->env);
+}
+
+bool ortolan_tensor(const ortolan_host *host, void *data, size_t bytes, const int64_t *shape,
+                    size_t rank, ONNXTensorElementDataType type, OrtValue **value,
+                    ortolan_error *error) {
+  const OrtApi *ort = host->ort;
+  return ortolan_succeeded(
+      ort, ort->CreateTensorWithDataAsOrtValue(host->cpu, data, bytes, shape, rank, type, value),
+      ORTOLAN_COMPUTE, "cannot use a buffer", error);
+}
+
+bool ortolan_run(const ortolan_host *host, OrtSession *session, const ortolan_names *names,
+                 const OrtValue *const *inputs, OrtValue **outputs, ortolan_error *error) {
+  OrtStatus *status =
+      host->ort->Run(session, NULL, names->inputs, inputs, names->input_count, names->outputs,
+                     names->output_count, outputs);
+  return ortolan_succeeded(host->ort, status, ORTOLAN_COMPUTE, "failed to run the model", error);
 }
 
 bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, const char *what,
@@ -33,43 +61,33 @@ bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, 
 }
 
 /* As ortolan_succeeded, for steps of opening a graph. */
-static bool opened(const ortolan_opener *opener, OrtStatus *status, ortolan_error *error) {
-  return ortolan_succeeded(opener->ort, status, ORTOLAN_GRAPH, "cannot load the graph", error);
+static bool opened(const ortolan_host *host, OrtStatus *status, ortolan_error *error) {
+  return ortolan_succeeded(host->ort, status, ORTOLAN_GRAPH, "cannot load the graph", error);
 }
 
-static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *options, int threads,
+static bool add_entry(const ortolan_host *host, OrtSessionOptions *options, const char *name,
+                      const char *value, ortolan_error *error) {
+  return opened(host, host->ort->AddSessionConfigEntry(options, name, value), error);
+}
+
+static bool add_settings(const ortolan_host *host, const ortolan_bundle *bundle,
+                         OrtSessionOptions *options, int threads, bool spins,
                          ortolan_error *error) {
-  const OrtApi *ort = opener->ort;
-  const ortolan_bundle *bundle = opener->bundle;
   char names[ORTOLAN_MAX_SETTINGS * 260] = "";
   for (size_t i = 0; i < bundle->optimizer_count; i++) {
     if (i > 0) strcat(names, ";");
     strncat(names, bundle->optimizers[i], 256);
   }
-  for (size_t i = 0; i < bundle->entry_count; i++) {
-    const ortolan_setting *entry = &bundle->entries[i];
-    if (!opened(opener, ort->AddSessionConfigEntry(options, entry->name, entry->value), error))
+  for (size_t i = 0; i < bundle->entry_count; i++)
+    if (!add_entry(host, options, bundle->entries[i].name, bundle->entries[i].value, error))
       return false;
-  }
-  return opened(opener, ort->SetIntraOpNumThreads(options, threads), error) &&
-         opened(opener, ort->SetInterOpNumThreads(options, 1), error) &&
-         opened(opener,
-                ort->AddSessionConfigEntry(options,
-                                           "session.model_external_initializers_file_folder_path",
-                                           bundle->folder),
-                error) &&
-         opened(opener,
-                ort->AddSessionConfigEntry(
-                    options, "optimization.disable_specified_optimizers", names),
-                error);
-}
-
-/* Otherwise threads of the prefill session keep spinning and slow the first decode steps. */
-static bool stop_spinning(const ortolan_opener *opener, OrtSessionOptions *options,
-                          ortolan_error *error) {
-  return opened(
-      opener,
-      opener->ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"), error);
+  return opened(host, host->ort->SetIntraOpNumThreads(options, threads), error) &&
+         opened(host, host->ort->SetInterOpNumThreads(options, 1), error) &&
+         add_entry(host, options, "session.model_external_initializers_file_folder_path",
+                   bundle->folder, error) &&
+         add_entry(host, options, "optimization.disable_specified_optimizers", names, error) &&
+         /* threads of the other sessions would slow the first decode steps */
+         (spins || add_entry(host, options, "session.force_spinning_stop", "1", error));
 }
 
 /* Whether a graph has settings that onnxruntime obeys if ORT_LOAD_CONFIG_FROM_MODEL is set: they can
@@ -83,9 +101,9 @@ static bool has_settings(const char *bytes, size_t size) {
 }
 
 /* Create a session while the manifest's variables are set. The user's own values win. */
-static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
-                   OrtSessionOptions *options, OrtSession **session, ortolan_error *error) {
-  const ortolan_bundle *bundle = opener->bundle;
+static bool create(const ortolan_host *host, const ortolan_bundle *bundle,
+                   const ortolan_graph *graph, OrtSessionOptions *options, OrtSession **session,
+                   ortolan_error *error) {
   bool ours[ORTOLAN_MAX_SETTINGS] = {false};
   size_t size;
   char *bytes = ortolan_bundle_read(bundle, graph->file, &size, error);
@@ -102,54 +120,48 @@ static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
     if (ours[i]) setenv(bundle->variables[i].name, bundle->variables[i].value, 1);
   }
   OrtStatus *status =
-      opener->ort->CreateSessionFromArray(opener->env, bytes, size, options, session);
+      host->ort->CreateSessionFromArray(host->env, bytes, size, options, session);
   for (size_t i = 0; i < bundle->variable_count; i++)
     if (ours[i]) unsetenv(bundle->variables[i].name);
   free(bytes);
-  return opened(opener, status, error);
+  return opened(host, status, error);
 }
 
 typedef OrtStatus *(ORT_API_CALL *get_name)(const OrtSession *, size_t, OrtAllocator *, char **);
 
 /* Check that a graph's inputs or outputs have the names of the manifest. */
-static bool check_names(const ortolan_opener *opener, const OrtSession *session, size_t count,
+static bool check_names(const ortolan_host *host, const OrtSession *session, size_t count,
                         get_name get, const char *const *expected, size_t expected_count,
                         ortolan_error *error) {
   OrtAllocator *allocator;
-  if (!opened(opener, opener->ort->GetAllocatorWithDefaultOptions(&allocator), error)) return false;
+  if (!opened(host, host->ort->GetAllocatorWithDefaultOptions(&allocator), error)) return false;
   bool ok = count == expected_count;
-  for (size_t i = 0, place; ok && i < count; i++) {
+  for (size_t i = 0; ok && i < count; i++) {
     char *name;
-    if (!opened(opener, get(session, i, allocator, &name), error)) return false;
-    for (place = 0; place < count && strcmp(expected[place], name) != 0;) place++;
-    ok = place < count;
-    if (!opened(opener, opener->ort->AllocatorFree(allocator, name), error)) return false;
+    if (!opened(host, get(session, i, allocator, &name), error)) return false;
+    ok = ortolan_place(expected, count, name) < count;
+    if (!opened(host, host->ort->AllocatorFree(allocator, name), error)) return false;
   }
   return ok || ortolan_fail(error, ORTOLAN_GRAPH,
                             "The inputs or outputs of the graph do not have the names in "
                             "manifest.json. Export the checkpoint again.");
 }
 
-static bool check_interface(const ortolan_opener *opener, const OrtSession *session,
-                            ortolan_error *error) {
-  const OrtApi *ort = opener->ort;
-  size_t inputs, outputs;
-  return opened(opener, ort->SessionGetInputCount(session, &inputs), error) &&
-         opened(opener, ort->SessionGetOutputCount(session, &outputs), error) &&
-         check_names(opener, session, inputs, ort->SessionGetInputName, opener->inputs,
-                     opener->input_count, error) &&
-         check_names(opener, session, outputs, ort->SessionGetOutputName, opener->outputs,
-                     opener->output_count, error);
-}
-
-bool ortolan_session_open(const ortolan_opener *opener, const ortolan_graph *graph, int threads,
+bool ortolan_session_open(const ortolan_host *host, const ortolan_bundle *bundle,
+                          const ortolan_graph *graph, const ortolan_names *names, int threads,
                           OrtSession **session, ortolan_error *error) {
+  const OrtApi *ort = host->ort;
   OrtSessionOptions *options = NULL;
-  bool ok = opened(opener, opener->ort->CreateSessionOptions(&options), error) &&
-            add_settings(opener, options, threads, error) &&
-            (graph == &opener->bundle->decode || stop_spinning(opener, options, error)) &&
-            create(opener, graph, options, session, error) &&
-            check_interface(opener, *session, error);
-  opener->ort->ReleaseSessionOptions(options);
+  size_t inputs, outputs;
+  bool ok = opened(host, ort->CreateSessionOptions(&options), error) &&
+            add_settings(host, bundle, options, threads, graph == &bundle->decode, error) &&
+            create(host, bundle, graph, options, session, error) &&
+            opened(host, ort->SessionGetInputCount(*session, &inputs), error) &&
+            opened(host, ort->SessionGetOutputCount(*session, &outputs), error) &&
+            check_names(host, *session, inputs, ort->SessionGetInputName, names->inputs,
+                        names->input_count, error) &&
+            check_names(host, *session, outputs, ort->SessionGetOutputName, names->outputs,
+                        names->output_count, error);
+  ort->ReleaseSessionOptions(options);
   return ok;
 }

@@ -41,6 +41,13 @@ void ortolan_text_swap(ortolan_text *left, ortolan_text *right) {
   *right = other;
 }
 
+void ortolan_text_copy(const ortolan_text *text, char *to, size_t capacity, size_t *size) {
+  size_t written = text->size < capacity ? text->size : capacity;
+  if (written > 0) memcpy(to, text->bytes, written);
+  if (written < capacity) to[written] = 0;
+  *size = text->size;
+}
+
 bool ortolan_text_error(const ortolan_text *text, ortolan_error *error) {
   if (text->size < ORTOLAN_MAX_TEXT / 4) return ortolan_no_memory(error);
   return ortolan_fail(error, ORTOLAN_TOKENIZER,

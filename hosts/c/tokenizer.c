@@ -278,6 +278,40 @@ bool ortolan_tokenizer_encode(const ortolan_tokenizer *t, const char *first, siz
   return ok;
 }
 
+void ortolan_tokenizer_strip(const ortolan_tokenizer *tokenizer, const char **text, size_t *size,
+                             bool start, bool end) {
+  size_t before;
+  do { /* Python counts four more control characters as white space */
+    before = *size;
+    ortolan_strip(tokenizer->unicode, text, size, start, end);
+    if (start && *size > 0 && **text >= 0x1C && **text <= 0x1F) (*text)++, (*size)--;
+    if (end && *size > 0 && (*text)[*size - 1] >= 0x1C && (*text)[*size - 1] <= 0x1F) (*size)--;
+  } while (*size != before);
+}
+
+bool ortolan_tokenizer_control(const ortolan_tokenizer *t, const ortolan_text *text,
+                               const char *own, const int32_t *more, size_t more_count,
+                               int32_t *token, ortolan_error *error) {
+  ortolan_pieces pieces = {.count = 0};
+  for (int normalized = 0; normalized < 2; normalized++) {
+    ortolan_pieces_clear(&pieces); /* which join to the text */
+    ortolan_added_split(&t->added, normalized, t->unicode, text->bytes, text->size, true, &pieces);
+    for (size_t i = 0; i < pieces.count; i++) {
+      const ortolan_piece *piece = &pieces.items[i];
+      bool is_control = piece->token >= 0 && ortolan_added_special(&t->added, piece->token);
+      for (size_t k = 0; k < more_count; k++) is_control |= more[k] == piece->token;
+      const char *start = text->bytes + piece->start;
+      size_t size = piece->size;
+      if (!is_control) continue;
+      ortolan_strip(t->unicode, &start, &size, true, true);
+      if (memchr(own + (start - text->bytes), 1, size) != NULL) *token = piece->token;
+    }
+  }
+  bool ok = !pieces.text.failed || ortolan_no_memory(error);
+  ortolan_pieces_free(&pieces);
+  return ok;
+}
+
 static bool write_ids(bool ok, ortolan_ids *from, int32_t *to, size_t capacity, size_t *count) {
   size_t written = from->count < capacity ? from->count : capacity;
   if (ok && to != NULL && written > 0) memcpy(to, from->items, written * sizeof *to);
@@ -344,12 +378,7 @@ bool ortolan_decode(const ortolan_tokenizer *tokenizer, const int32_t *ids, size
   ortolan_text decoded = {.size = 0};
   if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
   bool ok = decode(tokenizer, ids, count, skip_special, &decoded, error);
-  if (ok) {
-    size_t written = decoded.size < capacity ? decoded.size : capacity;
-    if (written > 0) memcpy(text, decoded.bytes, written);
-    if (written < capacity) text[written] = 0;
-    *size = decoded.size;
-  }
+  if (ok) ortolan_text_copy(&decoded, text, capacity, size);
   free(decoded.bytes);
   return ok;
 }

@@ -57,6 +57,8 @@ void ortolan_pieces_clear(ortolan_pieces *pieces);
 void ortolan_pieces_free(ortolan_pieces *pieces);
 void ortolan_pieces_swap(ortolan_pieces *left, ortolan_pieces *right);
 void ortolan_ids_add(ortolan_ids *ids, int32_t id);
+/* Write at most `capacity` bytes, with NUL behind them if there is room, and the whole size. */
+void ortolan_text_copy(const ortolan_text *text, char *to, size_t capacity, size_t *size);
 /* Report why a buffer failed. */
 bool ortolan_text_error(const ortolan_text *text, ortolan_error *error);
 
@@ -294,5 +296,26 @@ bool ortolan_tokenizer_encode(const ortolan_tokenizer *tokenizer, const char *fi
                               size_t first_size, const char *second, size_t second_size,
                               bool special, size_t max_tokens, ortolan_ids *ids, ortolan_ids *types,
                               ortolan_error *error);
+/* Find a special token, or one in `more`, that overlaps bytes of a text whose flag in `own` is 1.
+ * `token` stays as it is if there is none. */
+bool ortolan_tokenizer_control(const ortolan_tokenizer *tokenizer, const ortolan_text *text,
+                               const char *own, const int32_t *more, size_t more_count,
+                               int32_t *token, ortolan_error *error);
+/* Cut off white space, as Python's strip does. */
+void ortolan_tokenizer_strip(const ortolan_tokenizer *tokenizer, const char **text, size_t *size,
+                             bool start, bool end);
+
+/* --- completion.c --- */
+
+/* Continue token ids, and pass on the text. `first` is forced, unless it is -1; `form` may be NULL. */
+bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t first,
+                      const ortolan_chat_form *form, const ortolan_text_options *options,
+                      ortolan_finish *finish, ortolan_error *error);
+
+/* --- encoder.c --- */
+
+/* Encode a text for an encoder, and check its length. */
+bool ortolan_read_source(ortolan_model *model, const char *text, size_t size, ortolan_ids *ids,
+                         ortolan_error *error);
 
 #endif

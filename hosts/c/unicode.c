@@ -171,6 +171,24 @@ size_t ortolan_lower(const ortolan_unicode *unicode, uint32_t point, uint32_t lo
   return count;
 }
 
+static bool is_space(const ortolan_unicode *unicode, const char *text) {
+  uint32_t point;
+  ortolan_utf8_read(text, &point);
+  return ortolan_flags(unicode, point) & ORTOLAN_IS_SPACE;
+}
+
+void ortolan_strip(const ortolan_unicode *unicode, const char **text, size_t *size, bool start,
+                   bool end) {
+  uint32_t point;
+  size_t width;
+  for (; start && *size > 0 && is_space(unicode, *text); *text += width, *size -= width)
+    width = ortolan_utf8_read(*text, &point);
+  for (; end && *size > 0; *size -= width) {
+    width = ortolan_utf8_last(*text, *size);
+    if (!is_space(unicode, *text + *size - width)) break;
+  }
+}
+
 /* --- normal forms --- */
 
 static size_t decompose(const ortolan_unicode *unicode, uint32_t point, bool compatible,

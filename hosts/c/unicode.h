@@ -31,6 +31,9 @@ void ortolan_unicode_close(ortolan_unicode *unicode);
 uint32_t ortolan_flags(const ortolan_unicode *unicode, uint32_t point);
 /* The lower case of a character: 1 or 2 characters. */
 size_t ortolan_lower(const ortolan_unicode *unicode, uint32_t point, uint32_t lower[2]);
+/* Cut white space off the ends of a text. */
+void ortolan_strip(const ortolan_unicode *unicode, const char **text, size_t *size, bool start,
+                   bool end);
 /* The normal form of characters, in an array to free, or NULL without memory. */
 uint32_t *ortolan_normal_form(const ortolan_unicode *unicode, const char *text, size_t size,
                               bool compatible, bool composed, size_t *count);

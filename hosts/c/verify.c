@@ -303,9 +303,9 @@ bool ortolan_verify(ortolan_model *model, ortolan_report *report, ortolan_error 
   totals all = {.report = report};
   if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
   *report = (ortolan_report){.verdict = ORTOLAN_FAIL};
-  if (model->engine == NULL)
+  if (model->bundle.kind != ORTOLAN_DECODER)
     return ortolan_fail(error, ORTOLAN_KIND,
-                        "This library verifies decoders only. Use `ortolan verify` for encoders.");
+                        "This library verifies decoders only. Use `ortolan verify` for others.");
   bool ok = read_certificate(&c, &model->bundle, error) && replay(model, &c, &all, error);
   if (ok) {
     size_t finite = report->positions - report->non_finite;

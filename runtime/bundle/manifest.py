@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, field
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.chat_form import ChatForm
 from ortolan.runtime.bundle.field_types import Label, Record, Sha256, TokenId
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
@@ -301,6 +302,8 @@ class Manifest(Record, frozen=True, kw_only=True):
         speech: tokens with which the decoder transcribes; left out if it has none.
         dictation: how a decoder that reads sounds transcribes; left out if it does not.
         texts: how an encoder of images compares them with texts; left out if it does not.
+        chat: the chat template as texts around messages, for hosts without Jinja; left out if it
+            does more than that.
     """
 
     schema: Literal[1]
@@ -334,6 +337,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     speech: Speech | None = None
     dictation: Dictation | None = None
     texts: Comparison | None = None
+    chat: ChatForm | None = None
 
     @property
     def features(self) -> Features | None:

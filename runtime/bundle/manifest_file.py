@@ -270,6 +270,7 @@ def _kind_rules(manifest: Manifest) -> Rules:
             "`hidden_states` in a decoder of text alone",
         ),
         (manifest.texts, embeds, "`texts` in an encoder that embeds images"),
+        (manifest.chat, features is None and kind.name == "decoder", "`chat` in a decoder of text"),
     ):
         yield not present or fits, expected, "one of another kind"
     if tiles is not None and not isinstance(tiles.grid, LongestSide):
@@ -296,6 +297,8 @@ def _token_rules(manifest: Manifest) -> Rules:
         }
     for name in ("suppressed_first", "opening", "eos", "suppressed"):
         named[name] = getattr(tokens, name)
+    if manifest.chat is not None:
+        named |= {"chat.ends": manifest.chat.ends, "chat.control": manifest.chat.control}
     size = manifest.vocab_size
     for name, ids in named.items():
         for token in ids:

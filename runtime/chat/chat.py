@@ -102,7 +102,7 @@ class Chat:
             form = replace(form, calls=NO_CALLS)
         return Question(
             prompt=MediaPrompt(prompt.ids, valid.media) if valid.media else prompt.ids,
-            options=self._with_end(request, form),
+            options=self._with_end(request),
             tokenizer=self._showing(form.markers),
             parser=partial(
                 ReplyParser,
@@ -159,12 +159,16 @@ class Chat:
     def _frame(self) -> Frame:
         return frame_of(self.template, format_of(self.template.source, with_tools=True))
 
-    def _with_end(self, options: Options, form: Format) -> Options:
-        """Add the end of the turn to the stop tokens, whatever the manifest says."""
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Control tokens that end an answer, besides the manifest's."""
         control, end = self.template.control, self.template.end_of_turn
-        ends = [token for token, text in control.items() if text in form.reasoning.ends]
+        named = format_of(self.template.source, with_tools=False).reasoning.ends
+        ends = [token for token, text in control.items() if text in named]
         ends += [] if end is None else [end]
-        missing = [end for end in ends if end not in self._manifest.tokens.eos]
-        if not missing or options.get("ignore_eos", False):
+        return tuple(end for end in ends if end not in self._manifest.tokens.eos)
+
+    def _with_end(self, options: Options) -> Options:
+        if not self.ends or options.get("ignore_eos", False):
             return options
-        return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *missing]}
+        return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *self.ends]}

@@ -80,11 +80,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
+        now: datetime | None = None,
     ) -> RenderedPrompt:
         """Render messages to a prompt.
 
         The ids equal those of transformers' `apply_chat_template`, unless a text of the user
-        contains a control token.
+        contains a control token. `now` is the date that the template may write.
         """
         valid: list[dict[str, Any]] = check_messages(messages)
         if not re.search("""["']developer["']""", self.source):  # knows the system only
@@ -117,7 +118,7 @@ class ChatTemplate:
         if token is not None:
             raise ChatError(f"A key contains the control token {token!r}. Rename it.")
         constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
-        render = partial(self._rendered, constants, datetime.now())
+        render = partial(self._rendered, constants, now or datetime.now())
         data, text = _fitted({**data, **extra}, render)
         if max_tokens is not None:
             self.tokenizer.check_length(text, max_tokens)
