@@ -17,7 +17,7 @@ from ortolan.export.options import ExportOptions, WitnessTopic
 from ortolan.export.progress import Progress, silent
 from ortolan.export.source import AnySource
 from ortolan.export.witness.brief import Brief, Finding
-from ortolan.export.witness.shallow import least_layers, write_first_layers
+from ortolan.export.witness.shallow import least_layers, windows_of, write_first_layers
 from ortolan.modeling.checkpoint.checkpoint import GGUF, Checkpoint, open_checkpoint
 from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.runtime.bundle.witness import Agreement, Witness
@@ -78,9 +78,10 @@ def ask(
             least_layers=least_layers(model),
             first_layers=str(first_layers),
             run_time_adapter=None if run_time_adapter is None else str(run_time_adapter),
-            unlike=_unlike(model),
+            is_long=_is_long(model),
             gguf_keys=_gguf_keys(files.path),
             mapped=files.size,
+            windows=windows_of(model),
         )
         for finding in run(brief, witness_limit(elapsed_s)):
             total = len(finding.plan) or total
@@ -100,12 +101,10 @@ def _gguf_keys(path: Path) -> tuple[str, ...]:
     return tuple(key for key in header.metadata if key.startswith(f"{header.architecture}."))
 
 
-def _unlike(model: Exportable) -> str | None:
-    """Why the numbers of a bundle differ from those of the trained model on purpose."""
+def _is_long(model: Exportable) -> bool:
+    """Whether a bundle has the rotary frequencies of long texts throughout."""
     last = model.switches_after
-    if last is None or model.context_length <= last:
-        return None
-    return f"its rotary frequencies are those of texts of more than {last} tokens"
+    return last is not None and model.context_length > last
 
 
 def judged(

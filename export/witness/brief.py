@@ -17,10 +17,12 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         first_layers: folder of the certificate of a shorter model, which appears once the depth is
             known.
         run_time_adapter: folder whose certificate replaces the bundle's; numbers alone are asked.
-        unlike: why the numbers differ on purpose; None if they do not.
+        is_long: texts of any length have the rotary frequencies of long ones.
         gguf_keys: names of what a GGUF file says of its model.
         mapped: bytes of the checkpoint's weights; maps of them count as allocated.
         threads: threads of PyTorch; None for its default.
+        windows: tokens that each layer of a decoder attends to, None for all; empty if a family of
+            ours did not read them.
     """
 
     bundle: str
@@ -32,10 +34,11 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     least_layers: int | None = None
     first_layers: str | None = None
     run_time_adapter: str | None = None
-    unlike: str | None = None
+    is_long: bool = False
     gguf_keys: tuple[str, ...] = ()
     mapped: int = 0
     threads: int | None = None
+    windows: tuple[int | None, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ class Bundled:
         adapter: folder of an adapter for run time, with a certificate.
         first_layers: folder of the certificate of its first layers, where the publisher's model has
             no more; it appears once it is computed.
+        windows: see `ortolan.export.witness.brief.Brief`.
     """
 
     def __init__(self, folder: Path, *, has_own_tokenizer: bool = False) -> None:
@@ -60,6 +61,7 @@ class Bundled:
         self.has_own_tokenizer = has_own_tokenizer
         self.adapter: Path | None = None
         self.first_layers: Path | None = None
+        self.windows: tuple[int | None, ...] = ()
 
     @property
     def manifest(self) -> Manifest:

@@ -38,7 +38,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     from ortolan.export.witness.bundled import Bundled
 
     try:
-        from ortolan.export.witness.floats import NAME, unread_key
+        from ortolan.export.witness.floats import NAME, UnansweredError, unread_key
         from ortolan.export.witness.publisher import Publisher, quiet
         from ortolan.export.witness.topics import TOPICS
         from ortolan.export.witness.topics.logits import LOGITS
@@ -50,6 +50,7 @@ def answers(brief: Brief) -> Iterator[Finding]:
     if brief.threads is not None:
         torch.set_num_threads(brief.threads)
     bundled = Bundled(Path(brief.bundle), has_own_tokenizer=brief.has_own_tokenizer)
+    bundled.windows = brief.windows
     publisher = Publisher(
         Path(brief.checkpoint),
         kind=bundled.manifest.kind,
@@ -58,7 +59,11 @@ def answers(brief: Brief) -> Iterator[Finding]:
     )
     publisher.import_libraries()
     _limit(None if brief.memory is None else brief.memory + brief.mapped)
-    publisher.unasked = brief.unlike
+    if brief.is_long:
+        try:
+            publisher.use_long_positions()
+        except UnansweredError as error:
+            publisher.unasked = f"{error}"
     if (key := unread_key(brief.gguf_keys)) is not None:
         publisher.unasked = f"{NAME} does not read {key} of this GGUF file"
     topics = TOPICS

@@ -42,11 +42,11 @@ def shortened(config: Any, layers: int) -> Any:
     return config
 
 
-def stacks(whole: nn.Module, short: nn.Module) -> list[nn.ModuleList]:
-    """The lists of layers, which have fewer items in a shorter model."""
+def stacks(whole: nn.Module, short: nn.Module) -> list[tuple[nn.ModuleList, nn.ModuleList]]:
+    """The lists of layers of two models, where a shorter one has fewer items."""
     parts = dict(short.named_modules())
     return [
-        part
+        (part, other)
         for name, part in whole.named_modules()
         if isinstance(part, nn.ModuleList)
         and isinstance(other := parts.get(name), nn.ModuleList)
@@ -84,7 +84,13 @@ def described(module: nn.Module) -> Kind:
 def begins(whole: nn.Module, short: nn.Module) -> bool:
     """Whether a model of fewer layers is the beginning of the whole one, and otherwise like it."""
     described_whole = described(whole)
-    return all(described_whole.get(key) == value for key, value in described(short).items())
+    lengths = {(len(layers), len(first)) for layers, first in stacks(whole, short)}
+
+    def is_alike(key: tuple[str, str], value: Hashable) -> bool:
+        other = described_whole.get(key)
+        return other == value or (other, value) in lengths  # some models count their layers
+
+    return all(is_alike(key, value) for key, value in described(short).items())
 
 
 def _is_plain(value: object) -> bool:

@@ -36,7 +36,8 @@ def first_layer(
     from ortolan.export.source import open_exportable
     from ortolan.export.streamed import Result, run
 
-    opened = open_exportable(publisher.path, ExportOptions(adapter=publisher.adapter))
+    options = ExportOptions(adapter=publisher.adapter)
+    opened = open_exportable(publisher.path, options, max_context=publisher.most)
     with recorded(opened.module) as ours:
         events = run(opened.module, opened.weights, [partial(opened.forward, source, ids)])
         results = [event.value for event in events if isinstance(event, Result)]

@@ -138,6 +138,19 @@ class Publisher:
         """The config."""
         return AutoConfig.from_pretrained(self.folder, **self._file)
 
+    def use_long_positions(self) -> None:
+        """Rotate short texts as long ones, where frequencies depend on the length.
+
+        Raises:
+            UnansweredError: those of each length are others.
+        """
+        rotary: Any = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
+        for kind in [rotary] if "rope_type" in rotary else rotary.values():
+            if kind.get("rope_type") == "longrope":
+                kind["short_factor"] = kind["long_factor"]
+            elif kind.get("rope_type") == "dynamic":
+                raise UnansweredError("its rotary frequencies are those of its longest text")
+
     @property
     def _tokenizer_folder(self) -> Path:
         own = self.adapter
@@ -186,7 +199,7 @@ class Publisher:
     def limit(self) -> int | None:
         """Number of tokens at which texts are cut, or None; see `known.POSITIONS`."""
         if self.has_sentence_files:
-            own: int | None = self.sentences.max_seq_length
+            own: int | None = self.sentence_stack.max_seq_length
             return own
         return self._limit(self.tokenizer.model_max_length)
 
@@ -259,9 +272,12 @@ class Publisher:
     @property
     def model(self) -> Any:
         """The model in float32, with its adapter."""
+        self._check_whole()
+        return self.stack
+
+    def _check_whole(self) -> None:
         if self.layers is not None:
             raise UnansweredError(f"only {self.layers} of its layers fit into memory")
-        return self.stack
 
     @cached_property
     @_or_unasked("the model")
@@ -270,9 +286,8 @@ class Publisher:
         if self.unasked is not None:
             raise UnansweredError(self.unasked)
         if self.has_sentence_files:
-            return self.sentences[0].model
-        config = self.config if self.layers is None else shortened(self.config, self.layers)
-        model, self.rounding = load_floats(self._class, self.folder, config, **self._file)
+            return self.sentence_stack[0].model
+        model, self.rounding = load_floats(self._class, self.folder, self._config, **self._file)
         if self.adapter is not None:
             from peft import PeftModel
 
@@ -301,20 +316,35 @@ class Publisher:
         values: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         return values
 
-    @cached_property
-    @_or_unasked("the model")
+    @property
+    def _config(self) -> Any:
+        """The config of the layers that are loaded."""
+        return self.config if self.layers is None else shortened(self.config, self.layers)
+
+    @property
     def sentences(self) -> Any:
         """The `SentenceTransformer` or the `CrossEncoder` of the folder."""
+        self._check_whole()
+        return self.sentence_stack
+
+    @cached_property
+    @_or_unasked("the model")
+    def sentence_stack(self) -> Any:
+        """The same, or with the first layers where the rest does not fit into memory."""
         if find_spec(SENTENCES) is None:
             raise UnansweredError("sentence-transformers is not installed")
         if self.unasked is not None:
             raise UnansweredError(self.unasked)
-        if self.adapter is not None or self.layers is not None:
-            raise UnansweredError("sentence-transformers loads whole models without adapters")
+        if self.adapter is not None:
+            raise UnansweredError("sentence-transformers loads models without adapters")
+        whole = self.config.to_dict()
         name = "CrossEncoder" if self.is_cross_encoder else "SentenceTransformer"
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
         model = getattr(import_module(SENTENCES), name)(
-            str(self.folder), device="cpu", model_kwargs=options, local_files_only=True
+            str(self.folder),
+            device="cpu",
+            model_kwargs={"dtype": torch.float32, "attn_implementation": "eager"},
+            config_kwargs={k: v for k, v in self._config.to_dict().items() if v != whole.get(k)},
+            local_files_only=True,
         )
         model.max_seq_length = self._limit(model.max_seq_length)
         return model.eval()
@@ -356,7 +386,7 @@ class Publisher:
             lists = stacks(whole, skeleton(self._class, shortened(self.config, 1)))
             if self.kind != "decoder" and len(lists) != STACKS[self.kind]:
                 return
-            layers = max([least_layers, *(first_of_each(kinds_of(part)) for part in lists)])
+            layers = max([least_layers, *(first_of_each(kinds_of(own)) for own, _ in lists)])
             short = skeleton(self._class, shortened(self.config, layers))
             if float32_bytes(short) + LIBRARIES <= memory and begins(whole, short):
                 self.layers, self.unasked = layers, None

@@ -13,7 +13,6 @@ from ortolan.export.proof.certificate import certify, thresholds
 from ortolan.export.proof.probes import make_probes
 from ortolan.export.witness.depth import first_of_each
 from ortolan.modeling.models.stack import Stack
-from ortolan.runtime.bundle.text_source import TextSource
 from ortolan.runtime.verification.certificate_files import write_certificate
 
 
@@ -21,12 +20,18 @@ def least_layers(model: Exportable) -> int | None:
     """Layers of the shortest beginning with one of each kind; None if there is no such thing."""
     if model.original is not None:
         return None
+    if model.comparison is not None:
+        return None  # the encoder of texts next to it has layers of its own
     if stacks := _stacks(model.module):
-        # an encoder of images may stand next to one of texts, which has layers of its own
-        is_alone = model.kind != "encoder" or isinstance(model.source, TextSource)
-        return max(first_of_each(own.config.blocks) for own in stacks) if is_alone else None
+        return max(first_of_each(own.config.blocks) for own in stacks)
     # transformers itself tells its layers apart
     return 1 if model.kind == "decoder" and _lists(model.module) else None
+
+
+def windows_of(model: Exportable) -> tuple[int | None, ...]:
+    """Tokens that each layer of a decoder alone attends to; see `Brief.windows`."""
+    stacks = _stacks(model.module) if model.kind == "decoder" else []
+    return tuple(own.sliding_window for stack in stacks for own in stack.config.attentions)
 
 
 def write_first_layers(folder: Path, model: Exportable, layers: int) -> None:

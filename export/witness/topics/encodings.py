@@ -66,7 +66,7 @@ def questions(medium: str, bundled: Bundled) -> Mapping[str, Question]:
     if manifest.kind != "encoder" or source is None or source.medium != medium:
         return {}
     asked, kind = FIND[medium](bundled), manifest.output_kind.name
-    if not bundled.has_exact_numbers or not asked:
+    if not bundled.has_exact_numbers or not asked or bundled.first_layers is not None:
         return {**_probes(bundled, kind), **_texts(bundled)}
     whole = {name: own for name, own in asked.items() if _fits(bundled, own)}
     found = {
@@ -85,7 +85,7 @@ def _fits(bundled: Bundled, value: Any) -> bool:
 
 def _probes(bundled: Bundled, kind: str) -> Mapping[str, Question]:
     """Probes of the certificate, with the rows that it keeps of each."""
-    certificate, row, found = bundled.certificate, 0, {}
+    certificate, row, found = bundled.reference, 0, {}
     reference = certificate.reference
     for number, probe in enumerate(certificate.probes):
         positions = kept_positions(probe.length, certificate.output)
@@ -124,7 +124,7 @@ def ours(bundled: Bundled, question: Question) -> Answer:
     if question.embedding is not None:
         return question.embedding
     if question.row is not None:
-        reference, rows = bundled.certificate.reference, question.row
+        reference, rows = bundled.reference.reference, question.row
         if isinstance(reference, Logits):
             return of_reference(reference, rows)
         return reference.values[rows]
@@ -143,9 +143,9 @@ def theirs(publisher: Publisher, question: Question) -> Answer:
     """The same from the model of transformers and its pipelines."""
     if question.kind == "embedding" and publisher.has_sentence_files:
         raise UnansweredError("sentence-transformers is not asked about images and sounds")
-    model = publisher.model
     if question.words:
         return _chosen(publisher, question)
+    model = publisher.stack
     if question.embedding is not None:
         output = model.get_text_features(input_ids=torch.tensor([question.value]))
         vectors = getattr(output, "pooler_output", output)
@@ -183,7 +183,7 @@ def explain(bundled: Bundled, publisher: Publisher, question: Question) -> str |
     (values,) = inputs["pixel_values" if "pixel_values" in inputs else "input_values"]
     return first_layer(
         publisher,
-        lambda: next(iter(publisher.model(**inputs).values())),
+        lambda: next(iter(publisher.stack(**inputs).values())),
         source=values,
         tolerance=REFERENCE,
     )

@@ -34,7 +34,7 @@ def theirs(publisher: Publisher, reading: Reading) -> Answer:
     """The same from the publisher's tokenizer."""
     truncation = publisher.truncation(reading)
     if publisher.has_sentence_files:
-        encoded = publisher.sentences.preprocess([reading.value])
+        encoded = publisher.sentence_stack.preprocess([reading.value])
         rows = {name: encoded[name][0].tolist() for name in TENSORS if name in encoded}
     else:
         rows = publisher.tokenizer(*reading.texts, **truncation)

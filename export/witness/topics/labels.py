@@ -61,7 +61,7 @@ def theirs(publisher: Publisher, reading: Any) -> Answer:
     if reading == FUNCTION:
         logits = torch.from_numpy(_logits(len(names)))
         if is_reranker:
-            return _shown(publisher.sentences.activation_fn(logits))
+            return _shown(publisher.sentence_stack.activation_fn(logits))
         scores = classify.postprocess({"logits": logits[None]}, top_k=None)
         return _shown([score["score"] for score in scores])
     if len(set(names)) < len(names):  # see `known.LABELS`

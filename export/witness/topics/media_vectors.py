@@ -50,7 +50,7 @@ def ours(_: Bundled, question: Mapping[str, Any]) -> Answer:
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from the encoder and the projection of transformers."""
     inputs = publisher_inputs(publisher, question["value"], is_probe=True)
-    output = publisher.model.get_image_features(pixel_values=inputs["pixel_values"])
+    output = publisher.stack.get_image_features(pixel_values=inputs["pixel_values"])
     vectors = getattr(output, "pooler_output", output)
     if isinstance(vectors, list | tuple):
         vectors = torch.cat(list(vectors))

@@ -75,7 +75,7 @@ def _numbers(publisher: Publisher, question: Mapping[str, Any]) -> Any:
         features["token_type_ids"] = torch.tensor([question["types"]])
     output = question["output"]
     if output == "embedding" and publisher.has_sentence_files:
-        return publisher.sentences(features)["sentence_embedding"]
+        return publisher.sentence_stack(features)["sentence_embedding"]
     return NUMBERS[output](publisher.stack(**features))
 
 

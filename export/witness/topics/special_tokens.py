@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import DynamicCache
+
 from ortolan.export.witness.bundled import Bundled
 from ortolan.export.witness.compare import UNKNOWN, Answer, Either
 from ortolan.export.witness.publisher import Publisher
@@ -10,6 +12,9 @@ from ortolan.export.witness.topic import Topic
 from ortolan.runtime.generation.recommended import recommendation
 
 SAMPLING, CONTEXT = "recommended sampling", "tokens of a context"
+
+WINDOWS = "windows of the layers"
+"""Probes are too short for most of them."""
 
 SAME_AT_ALL_LENGTHS = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies do not limit a context."""
@@ -36,7 +41,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     if manifest.model_kind.has_encoder:
         names += ["start", "forced_first"]
     else:
-        names.append(CONTEXT)
+        names += [CONTEXT, WINDOWS] if bundled.windows else [CONTEXT]
     return {name: name for name in names}
 
 
@@ -47,6 +52,8 @@ def ours(bundled: Bundled, name: str) -> Answer:
         return {option: f"{getattr(sampling, option):g}" for option in DEFAULTS}
     if name == CONTEXT:
         return bundled.manifest.context_length
+    if name == WINDOWS:
+        return list(bundled.windows)
     value = getattr(bundled.manifest.tokens, name)
     return sorted(value) if isinstance(value, tuple) else value
 
@@ -56,6 +63,8 @@ def theirs(publisher: Publisher, name: str) -> Answer:
     generation = publisher.generation
     if name == CONTEXT:
         return _context(publisher)
+    if name == WINDOWS:
+        return _windows(publisher)
     has_file = (publisher.folder / "generation_config.json").is_file()
     if name == SAMPLING:
         return _sampling(generation) if has_file else UNKNOWN
@@ -92,6 +101,15 @@ def _context(publisher: Publisher) -> Answer:
     if not plain or not all(plain) or not longest:
         return UNKNOWN
     return min(longest, publisher.most or longest)
+
+
+def _windows(publisher: Publisher) -> Answer:
+    """Tokens that each layer with attention caches; None for all."""
+    config = publisher.config.get_text_config(decoder=True)
+    if not hasattr(config, "layer_types") and not hasattr(config, "sliding_window"):
+        return UNKNOWN
+    layers = DynamicCache(config=config).layers
+    return [getattr(own, "sliding_window", None) for own in layers if hasattr(own, "keys")]
 
 
 def _sampling(generation: Any) -> dict[str, str]:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +172,6 @@ def test_no_model_is_loaded_where_one_layer_does_not_fit(
     assert (topics["logits"].unasked or "").startswith("its model needs 0.0 GB (free: 0.0 GB)")
     assert topics["logits"].questions == topics["completions"].questions == 0
     assert topics["texts"].agreed == topics["texts"].questions > 60
-
-
-def test_numbers_that_differ_on_purpose_are_not_asked(alike: Tiny, here: None) -> None:
-    topics = by_topic(alike.ask(model=replace(alike.model, switches_after=64)))
-    reason = "its rotary frequencies are those of texts of more than 64 tokens"
-    assert topics["logits"].unasked == topics["completions"].unasked == reason
-    assert topics["texts"].questions > 60
 
 
 def test_a_rounded_cache_is_no_difference(with_rounded_cache: Tiny, here: None) -> None:
