@@ -1,5 +1,7 @@
 """Calls of a model in Python as cases for JavaScript: arguments, and the result or error."""
 
+from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import LabeledSpan, TokenClassification
 from ortolan.runtime.generation.completion import Completion, Hypothesis
+from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 Case = dict[str, Any]
 
@@ -37,6 +40,8 @@ class Calls:
         case["arguments"] = [*given, camel(_flat(options))]
         try:
             result = getattr(self._model, method)(*map(_pythonic, arguments), **options)
+            if isinstance(result, Iterator):
+                result = list(result)
         except ortolan.OrtolanError as error:
             case["error"] = type(error).__name__
         else:
@@ -63,6 +68,8 @@ def _plain(argument: Any) -> Any:
         return [_plain(one) for one in argument]
     if not isinstance(argument, np.ndarray):
         return argument
+    if argument.ndim == 1:  # samples
+        return {"samples": b64encode(argument.tobytes()).decode(), "dtype": str(argument.dtype)}
     height, width = argument.shape[:2]
     return {"data": argument.ravel().tolist(), "width": width, "height": height}
 
@@ -96,7 +103,9 @@ def in_javascript(result: Any, arguments: Any) -> Any:
                     "alternatives": list(map(asdict, result.alternatives)),
                 }
             return own
-        case Hypothesis():
+        case Transcript():
+            return asdict(result) | {"text": result.text}
+        case Segment() | Hypothesis():
             return asdict(result)
         case list() if result and isinstance(result[0], TokenClassification):
             each = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]

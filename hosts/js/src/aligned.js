@@ -10,7 +10,8 @@ import { SplitPreTokenizer } from "@huggingface/tokenizers";
 import { TokenizerError } from "./errors.js";
 
 const SPACE = /^\p{White_Space}$/u;
-const PUNCTUATION = /[!-\/:-@[-`{-~\p{P}]/gu;
+/** The library knows punctuation of Unicode 8. */
+const PUNCTUATION = /(?![\u061d\u09fd\u0a76\u0c77\u0c84\u1b4e\u1b4f\u1b7d-\u1b7f\u2e43-\u2e4f\u2e52-\u2e5d])[!-\/:-@[-`{-~\p{P}\u166d]/gu;
 const GPT2 = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 const WORDS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\p{White_Space}]+/gu;
 const IDEOGRAPHS = /^[\u{4e00}-\u{9fff}\u{3400}-\u{4dbf}\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\u{f900}-\u{faff}\u{2f800}-\u{2fa1f}]$/u;
@@ -65,19 +66,52 @@ function replaced(chars, pattern, content) {
   return result.concat(chars.slice(done));
 }
 
-/** Normalize the forms of characters that may combine. */
-function composed(chars, form) {
-  const parts = [];
-  for (const char of chars) {
-    const isMark = /^[\p{M}\u1160-\u11ff]$/u.test(char[0]) && parts.length;
-    isMark ? parts.at(-1).push(char) : parts.push([char]);
+/** Whether canonical order puts the second of two characters before the first. */
+const reorders = (first, second) => (first + second).normalize("NFD") !== first + second;
+
+const MARK = /^\p{M}$/u;
+
+/** Whether a character starts a group that others combine with: marks of class 0 do, too. */
+const starts = (char) => !MARK.test(char) || (!reorders("\u0301", char) && !reorders(char, "\u0334"));
+
+/** Characters in canonical order, each with the number of old ones that it adds. */
+function decomposed(chars, form) {
+  const result = [];
+  for (const [char] of chars) {
+    for (const [index, part] of Array.from(char.normalize(form)).entries()) {
+      let at = result.length;
+      if (MARK.test(part)) while (at && reorders(result[at - 1].char, part)) at--;
+      result.splice(at, 0, { char: part, added: index ? 1 : 0 });
+    }
   }
-  return parts.flatMap((part) => {
-    const separate = form.endsWith("D") ? mapped(part, (char) => char.normalize(form)) : part;
-    const now = Array.from(joined(part).normalize(form));
-    // a character that others join is at its own place
-    const joins = separate.length - now.length;
-    return now.map((char, at) => [char, ...separate[Math.min(at && Math.max(at + joins, 0), separate.length - 1)].slice(1)]);
+  return result;
+}
+
+/** Join characters with those before them that they compose with. */
+function recomposed(parts) {
+  const result = [];
+  let [base, last] = [undefined, undefined]; // what may be composed with, and the mark after it
+  for (const part of parts) {
+    const whole = base && (!last || reorders(part.char, last.char)) ? (base.char + part.char).normalize("NFC") : "";
+    if (whole && Array.from(whole).length === 1) {
+      Object.assign(base, { char: whole, added: base.added + part.added - 1 });
+      continue;
+    }
+    result.push(part);
+    [base, last] = starts(part.char) ? [part, undefined] : [base, base && part];
+  }
+  return result;
+}
+
+/** Change the normal form. New characters are at the place of the one before them; joined ones, of the first. */
+function composed(chars, form) {
+  if (/^[\0-\x7f]*$/.test(joined(chars))) return chars;
+  const parts = decomposed(chars, form.replace(/C$/, "D"));
+  let at = 0;
+  return (form.endsWith("C") ? recomposed(parts) : parts).map(({ char, added }) => {
+    const [, start, end] = chars[added > 0 ? Math.max(at - 1, 0) : at];
+    if (added <= 0) at += 1 - added;
+    return [char, start, end];
   });
 }
 

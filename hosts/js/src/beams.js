@@ -6,7 +6,8 @@
 import { checkedCount, shown } from "./arguments.js";
 import { check } from "./checks.js";
 import { InputError, NumericError } from "./errors.js";
-import { readLimit, Constraints } from "./generation.js";
+import { readLimit } from "./generation.js";
+import { highest } from "./sampling.js";
 
 const f32 = Math.fround;
 
@@ -46,10 +47,10 @@ export function readBeams(options) {
 }
 
 /** Search the best sequences after a start token; `start` makes the sequence with a row for each beam. */
-export async function searched(model, options, settings, first, startToken, start) {
-  const { tokens, vocab_size: size } = model.manifest;
+export async function searched(model, options, settings, constraints, startToken, start) {
+  const eos = new Set(model.manifest.tokens.eos);
   const limit = readLimit(model.manifest, 1, options.maxNewTokens);
-  const search = new Search(settings, { limit, eos: new Set(tokens.eos), constraints: new Constraints(tokens, first), size });
+  const search = new Search(settings, { limit, eos, constraints });
   const clock = performance.now();
   options.signal?.throwIfAborted();
   const sequence = await start(settings.beams);
@@ -66,9 +67,9 @@ export async function searched(model, options, settings, first, startToken, star
   } finally {
     sequence.end();
   }
-  const text = (ids) => model.text?.decode(search.eos.has(ids.at(-1)) ? ids.slice(0, -1) : ids) ?? "";
+  const text = (ids) => model.text?.decode(eos.has(ids.at(-1)) ? ids.slice(0, -1) : ids) ?? "";
   const [best, ...alternatives] = search.best(settings.nBest).map((one) => ({ text: text(one.tokens), ...one }));
-  const finishReason = search.eos.has(search.hypotheses[0].tokens.at(-1)) ? "stop" : "length";
+  const finishReason = eos.has(search.hypotheses[0].tokens.at(-1)) ? "stop" : "length";
   return { ...best, alternatives, finishReason, prefillMs: 0, decodeMs: performance.now() - clock };
 }
 
@@ -113,15 +114,15 @@ class Search {
     const excluded = this.#constraints.excluded(this.#length);
     const scored = rows.map((row, beam) => logProbabilities(row, this.#beams[beam].score, excluded, this.#length));
     const count = Math.max(2, 1 + this.eos.size) * this.#settings.beams;
-    const tops = scored.map(top);
+    const tops = scored.map(highest);
     const candidates = [];
     while (candidates.length < Math.min(count, rows.length * rows[0].length)) {
       const scores = tops.map((token, beam) => scored[beam][token]);
-      const beam = top(scores);
+      const beam = highest(scores);
       const token = tops[beam];
       candidates.push({ score: scores[beam], beam, token });
       scored[beam][token] = -Infinity;
-      tops[beam] = top(scored[beam]);
+      tops[beam] = highest(scored[beam]);
     }
     return candidates;
   }
@@ -163,15 +164,12 @@ class Search {
   }
 }
 
-/** Index of the first highest number. */
-const top = (values) => values.reduce((best, value, index) => (value > values[best] ? index : best), 0);
-
 /** Log-probabilities and the score so far, float32 as in transformers. */
 function logProbabilities(row, score, excluded, length) {
-  const highest = row.reduce((most, value) => (value > most || Number.isNaN(value) ? value : most), -Infinity);
+  const most = row[highest(row)];
   const message = `The logits of step ${length + 1} are not finite: the model overflows. Verify the bundle on this device.`;
-  check(Number.isFinite(highest), NumericError, message);
-  const shifted = row.map((value) => value - highest);
+  check(Number.isFinite(most), NumericError, message);
+  const shifted = row.map((value) => value - most);
   const sum = f32(Math.log(f32(shifted.reduce((total, value) => total + f32(Math.exp(value)), 0))));
   const scores = shifted.map((value) => f32(value - sum) + score);
   for (const id of excluded) scores[id] = -Infinity;

@@ -31,15 +31,8 @@ export class Decoder extends Model {
     return completed(this.stream(prompt, options));
   }
 
-  async logits(ids, onRow) {
-    const { vocab_size: size, context_length: most } = this.manifest;
-    const tokens = checkedIds(ids, size, "ids", { fewest: 1, most });
-    const sequence = this.engine.sequence();
-    try {
-      await sequence.append(tokens, { onRow });
-    } finally {
-      sequence.end();
-    }
+  logits(ids, onRow) {
+    return this.logitsOf(ids, onRow, () => this.engine.sequence());
   }
 
   verify(options) {

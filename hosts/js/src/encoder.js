@@ -3,9 +3,11 @@
 import { asList, checkedCount, checkedFlag, checkNames, shown, tokenizerOf } from "./arguments.js";
 import { check } from "./checks.js";
 import { BundleKindError, GraphError, InputError, NumericError, TokenizerError } from "./errors.js";
+import { forEachInput } from "./generation.js";
 import { classification, distinct, SCORES, scoresOf, sentences } from "./labels.js";
 import { Model } from "./model.js";
 import { readerOf } from "./readers.js";
+import { transcribeCtc } from "./ctc.js";
 import { AGGREGATIONS, bestAnswer, entitiesOf } from "./spans.js";
 
 /** Most inputs and tokens of a call, and the least length of its shortest text relative to the longest. */
@@ -29,7 +31,7 @@ const OUTPUTS = {
   scores: ["scores", "classify"],
   token_labels: ["labels for each token", "classifyTokens"],
   spans: ["the start and end of answers", "answer"],
-  ctc: ["logits of symbols, one of them blank", "logits"],
+  ctc: ["logits of symbols, one of them blank", "transcribe or logits"],
   embedding: ["embeddings", "embed"],
 };
 
@@ -171,6 +173,12 @@ export class Encoder extends Model {
     return { text: tokenizer.decode(ids), blanks };
   }
 
+  async transcribe(sound, options = {}) {
+    this.#expect(["ctc"], "transcribe", "a bundle that turns sounds into text");
+    const compute = async (values) => (await this.#outputs([{ values, length: 1 }]))[0];
+    return forEachInput(sound, (one) => transcribeCtc(one, this.manifest, compute, options));
+  }
+
   /** Refuse a call that this kind of output cannot serve. */
   #expect(kinds, what, expected) {
     const { kind } = this.manifest.output;
@@ -212,7 +220,7 @@ export class Encoder extends Model {
 
   async #outputs(inputs) {
     const results = [];
-    for (const batch of batches(inputs.map(({ length }) => length))) {
+    for (const batch of batches(inputs.map(({ length }) => length), this.#reader.isAlone ? 1 : MOST_ROWS)) {
       const rows = await this.#encoded(batch.map((index) => inputs[index]));
       batch.forEach((index, row) => (results[index] = this.#finite(rows[row], index)));
     }
@@ -245,13 +253,13 @@ export class Encoder extends Model {
 }
 
 /** Group the indices of inputs into batches of similar length, since padding costs as much as text. */
-export function batches(lengths) {
+function batches(lengths, most) {
   const order = [...lengths.keys()].sort((a, b) => lengths[b] - lengths[a]);
   const all = [];
   for (const index of order) {
     const batch = all.at(-1);
     const longest = lengths[batch?.[0]];
-    const isFull = batch?.length === MOST_ROWS || (batch?.length + 1) * longest > MOST_TOKENS || lengths[index] < LEAST_SHARE * longest;
+    const isFull = batch?.length === most || (batch?.length + 1) * longest > MOST_TOKENS || lengths[index] < LEAST_SHARE * longest;
     if (!batch || isFull) all.push([index]);
     else batch.push(index);
   }

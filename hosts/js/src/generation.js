@@ -3,7 +3,7 @@
 import { asList, checkedCount, checkedFlag, checkedIds, checkNames, isBatch, shown, tokenizerOf } from "./arguments.js";
 import { check } from "./checks.js";
 import { ContextLengthError, InputError } from "./errors.js";
-import { Sampler, SAMPLING_OPTIONS } from "./sampling.js";
+import { logSumExp, Sampler, SAMPLING_OPTIONS } from "./sampling.js";
 import { TextStream } from "./text.js";
 
 const OPTIONS = ["maxNewTokens", "minNewTokens", "stop", "stopTokens", "ignoreEos", "signal", ...SAMPLING_OPTIONS];
@@ -11,29 +11,46 @@ const OPTIONS = ["maxNewTokens", "minNewTokens", "stop", "stopTokens", "ignoreEo
 /** Tokens that a checkpoint forces or rules out, whatever the logits. */
 export class Constraints {
   #tokens;
-  #first;
+  #opening;
+  #rule;
 
-  /** From the tokens of a manifest; `first` replaces its forced first token. */
-  constructor(tokens, first = tokens.forced_first) {
-    this.#tokens = tokens;
-    this.#first = first;
+  /**
+   * From the tokens of a manifest. `opening` has the tokens to choose from at each of the first places,
+   * and `rule(logits, tokens)` rules out more of them after those, in place.
+   */
+  constructor(tokens, { opening = tokens.forced_first == null ? [] : [[tokens.forced_first]], rule } = {}) {
+    [this.#tokens, this.#opening, this.#rule] = [tokens, opening, rule];
   }
 
   /** The token at an index of at most `limit` new ones, if it is forced. */
   forced(index, limit) {
     const { forced_last: last } = this.#tokens;
-    return last != null && index === limit - 1 ? last : index === 0 && this.#first != null ? this.#first : null;
+    const choice = this.#opening[index];
+    return last != null && index === limit - 1 ? last : choice?.length === 1 ? choice[0] : null;
   }
 
-  /** Tokens that may not be chosen at an index. */
+  /** Tokens that may not be chosen at an index after the opening. */
   excluded(index) {
     const { suppressed, suppressed_first: early } = this.#tokens;
-    return index === (this.#first == null ? 0 : 1) ? [...suppressed, ...early] : suppressed;
+    return index === this.#opening.length ? [...suppressed, ...early] : suppressed;
+  }
+
+  /** Set the logits of tokens that may not follow `tokens` to -Infinity. */
+  suppress(logits, tokens) {
+    const choice = this.#opening[tokens.length];
+    if (choice) {
+      const kept = choice.map((id) => logits[id]);
+      logits.fill(-Infinity);
+      choice.forEach((id, index) => (logits[id] = kept[index]));
+      return;
+    }
+    for (const id of this.excluded(tokens.length)) logits[id] = -Infinity;
+    this.#rule?.(logits, tokens.slice(this.#opening.length));
   }
 }
 
 /** Check the options of a request, whose prompt has these ids. `ends` are more tokens that end the text. */
-export function readRequest(model, prompt, options, { first, ends = [], index = 0 } = {}) {
+export function readRequest(model, prompt, options, { constraints, ends = [], index = 0 } = {}) {
   checkNames(options, OPTIONS);
   const { manifest, text } = model;
   const { maxNewTokens, minNewTokens = 0, stop = [], stopTokens = [], ignoreEos = false, signal } = options;
@@ -49,7 +66,7 @@ export function readRequest(model, prompt, options, { first, ends = [], index = 
     ...{ prompt, limit, stops, text, signal, minNewTokens },
     eos: new Set([...eos, ...checkedIds(stopTokens, manifest.vocab_size, "stopTokens")]),
     sampler: new Sampler({ ...options, ...seed }, manifest.vocab_size, prompt),
-    constraints: new Constraints(manifest.tokens, first),
+    constraints: constraints ?? new Constraints(manifest.tokens),
   };
 }
 
@@ -63,11 +80,14 @@ export function readLimit({ context_length: most }, length, maxNewTokens) {
   return maxNewTokens ?? room;
 }
 
-/** Yield the pieces of the text of a request; returns its completion. `start` makes the sequence. */
+/**
+ * Yield the pieces of the text of a request; returns its completion, with log-probabilities if it
+ * `isScored`. `start` makes the sequence.
+ */
 export async function* generated(request, start) {
-  const { prompt, limit, eos, stops, text, sampler, constraints, signal, minNewTokens } = request;
+  const { prompt, limit, eos, stops, text, sampler, constraints, signal, minNewTokens, isScored } = request;
   const pieces = text && new TextStream(text, stops);
-  const result = { text: "", tokens: [], finishReason: "length", prefillMs: 0, decodeMs: 0 };
+  const result = { text: "", tokens: [], finishReason: "length", prefillMs: 0, decodeMs: 0, ...(isScored && { logprobs: [] }) };
   let clock = performance.now();
   signal?.throwIfAborted();
   const sequence = await start();
@@ -79,9 +99,14 @@ export async function* generated(request, start) {
       signal?.throwIfAborted();
       const index = result.tokens.length;
       const forced = constraints.forced(index, limit);
-      const early = index < minNewTokens ? [...eos] : [];
-      const token = forced === null ? sampler.next(logits, [...constraints.excluded(index), ...early]) : sampler.record(forced);
+      const raw = isScored && logits.slice();
+      if (forced === null) {
+        constraints.suppress(logits, result.tokens);
+        if (index < minNewTokens) for (const id of eos) logits[id] = -Infinity;
+      }
+      const token = forced === null ? sampler.next(logits) : sampler.record(forced);
       result.tokens.push(token);
+      if (isScored) result.logprobs.push(raw[token] - logSumExp(raw));
       const isEnd = eos.has(token);
       isLast = isEnd || result.tokens.length === limit;
       const added = pieces?.add(isEnd ? [] : [token], { isLast }) ?? { piece: "", isStopped: false };

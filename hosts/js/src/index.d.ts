@@ -31,16 +31,7 @@ export interface Message {
 /** Ids need no tokenizer; messages need a chat template. */
 export type Prompt = string | number[] | Message[];
 
-export interface Options {
-  /** Default: as many as fit into the context. */
-  maxNewTokens?: number;
-  /** Fewest new tokens before EOS or a stop token is allowed. Default: 0. */
-  minNewTokens?: number;
-  /** Texts that end the answer, and are not part of it. */
-  stop?: string | string[];
-  stopTokens?: number[];
-  ignoreEos?: boolean;
-  signal?: AbortSignal;
+export interface Sampling {
   /** 0, the default, takes the most probable token. */
   temperature?: number;
   /** Keep this many tokens; 0 keeps all. */
@@ -56,6 +47,18 @@ export interface Options {
   logitBias?: Record<number, number>;
   /** The same seed draws the same tokens as in Python. */
   seed?: number | bigint;
+}
+
+export interface Options extends Sampling {
+  /** Default: as many as fit into the context. */
+  maxNewTokens?: number;
+  /** Fewest new tokens before EOS or a stop token is allowed. Default: 0. */
+  minNewTokens?: number;
+  /** Texts that end the answer, and are not part of it. */
+  stop?: string | string[];
+  stopTokens?: number[];
+  ignoreEos?: boolean;
+  signal?: AbortSignal;
 }
 
 export interface Completion {
@@ -136,8 +139,56 @@ export interface Pixels {
   height: number;
 }
 
-/** A text, the ids of one, or two texts as one input; an image for an encoder of images. */
-export type Input = string | number[] | [string, string] | Pixels;
+/**
+ * Samples from -1 to 1, or integers of 16 or 32 bits, of one channel at the rate of the encoder; or an
+ * `AudioBuffer`, which states its own and is mixed to one.
+ */
+export type Sound = Float32Array | Float64Array | Int16Array | Int32Array | AudioBuffer;
+
+/** A text, the ids of one, or two texts as one input; an image or a sound for an encoder of those. */
+export type Input = string | number[] | [string, string] | Pixels | Sound;
+
+/** A part of a sound, usually a sentence; times are in seconds from the start of the sound. */
+export interface Segment {
+  start: number;
+  end: number;
+  text: string;
+  /** Ids of the text and its times; with CTC, the numbers of its symbols. */
+  tokens: number[];
+  /** Mean log-probability of the tokens, or with CTC at each vector. */
+  logprob: number;
+  /** Of the text, with CTC; others give no times of words. */
+  words: { start: number; end: number; text: string }[];
+}
+
+export interface Transcript {
+  text: string;
+  segments: Segment[];
+  /** Length of the sound. */
+  seconds: number;
+  /** Code of the language, given or recognized; null for a model of one language. */
+  language: string | null;
+}
+
+export interface CtcOptions {
+  /** Samples per second of arrays. Default: the rate of the encoder. */
+  rate?: number;
+  signal?: AbortSignal;
+}
+
+/** Options of a transcription, with those of sampling. */
+export interface TranscribeOptions extends CtcOptions, Sampling {
+  /** Code of the spoken language, such as `de`. Default: recognized in the first window. */
+  language?: string;
+  /** Translate into English. */
+  translate?: boolean;
+  /** Whether the model writes times, if it can. Without them, a sound must fit into a window. Default: true. */
+  timestamps?: boolean;
+  /** Most tokens for each second, for models that read waves. Default: 6.5. */
+  tokensPerSecond?: number;
+  /** Gets each segment of `transcribe` as soon as its window is computed. */
+  onSegment?: (segment: Segment) => void;
+}
 
 export interface TruncateOptions {
   /** Cut texts that are too long, at their end. Default: false, which rejects them. */
@@ -230,7 +281,10 @@ export class Encoder extends Model {
   ): Promise<Answer>;
   /** Fill the blanks of a text: `[MASK]`, `<mask>` or `<|mask|>`, as the model writes them. */
   fill(text: string, options?: { top?: number }): Promise<Filling>;
-  /** A vector for each token of each input. */
+  /** Transcribe a sound of any length, or each of a list, by a model with CTC; words have times. */
+  transcribe(sound: Sound, options?: CtcOptions): Promise<Transcript>;
+  transcribe(sounds: Sound[], options?: CtcOptions): Promise<Transcript[]>;
+  /** A vector for each token of each input, each patch of an image, or each step of a sound. */
   states(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
   /** Logits for each token of each input. */
   logits(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
@@ -257,16 +311,21 @@ export interface Hypothesis {
   score: number;
 }
 
-export type Source = string | number[];
+export type Source = string | number[] | Pixels | Sound;
 
-/** A loaded encoder-decoder, such as a translator. */
+/** A loaded encoder-decoder, such as a translator or Whisper. */
 export class Seq2Seq extends Model {
   static readonly kind: "encoder-decoder";
   /** Generate text from one source or from each of a list, whose seeds count up. */
   generate(source: Source, options?: BeamOptions): Promise<Completion>;
-  generate(sources: string[] | number[][], options?: BeamOptions): Promise<Completion[]>;
+  generate(sources: Source[], options?: BeamOptions): Promise<Completion[]>;
   /** Yields pieces of text; returns the completion. There are no streams of beam searches. */
   stream(source: Source, options?: Options & { first?: string | number }): AsyncGenerator<string, Completion>;
+  /** Transcribe a sound of any length, or each of a list. */
+  transcribe(sound: Sound, options?: TranscribeOptions): Promise<Transcript>;
+  transcribe(sounds: Sound[], options?: TranscribeOptions): Promise<Transcript[]>;
+  /** Yields segments of a sound while it is recorded: blocks of samples of any length, at `rate`. */
+  listen(blocks: AsyncIterable<Sound> | Iterable<Sound>, options?: TranscribeOptions): AsyncGenerator<Segment>;
   /** Gives the logits after every token of an output, which begins with the start token, to `onRow`. */
   logits(source: Source, ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
 }

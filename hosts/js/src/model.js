@@ -1,5 +1,6 @@
 /** `Model`: what models of every kind share. */
 
+import { checkedIds } from "./arguments.js";
 import { Text } from "./text.js";
 
 export class Model {
@@ -15,6 +16,18 @@ export class Model {
   /** The tokenizer, with the chat template; null if the bundle has none. */
   get text() {
     return this.#text;
+  }
+
+  /** Give the logits after every token of `ids` to `onRow`; `start` makes the sequence. */
+  async logitsOf(ids, onRow, start) {
+    const { vocab_size: size, context_length: most } = this.manifest;
+    const tokens = checkedIds(ids, size, "ids", { fewest: 1, most });
+    const sequence = await start();
+    try {
+      await sequence.append(tokens, { onRow });
+    } finally {
+      sequence.end();
+    }
   }
 
   /** Free the memory of the model, after the call that runs. Later calls are errors. */

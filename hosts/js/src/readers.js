@@ -4,14 +4,15 @@ import { checkedIds, checkedFlag, shown, tokenizerOf } from "./arguments.js";
 import { check } from "./checks.js";
 import { BundleKindError, ContextLengthError, InputError, TokenizerError } from "./errors.js";
 import { readPixels } from "./images.js";
+import { concatenated, readSound } from "./sounds.js";
 
 const isPair = (value) => Array.isArray(value) && value.length === 2 && value.every((text) => typeof text === "string");
 
 /** The reader of the inputs of a model's encoder. */
 export function readerOf(model) {
   const { source } = model.manifest;
-  const Reader = { text: TextReader, image: ImageReader }[source?.kind];
-  check(Reader, BundleKindError, `This package does not read ${source?.kind ?? "the inputs of this bundle"}. Run the bundle with Python.`);
+  const Reader = source?.kind === "text" ? TextReader : MediaReader;
+  check(source && (Reader === TextReader || Object.hasOwn(MEDIA, source.kind)), BundleKindError, `This package does not read ${source?.kind ?? "the inputs of this bundle"}. Run the bundle with Python.`);
   return new Reader(model, source);
 }
 
@@ -92,26 +93,36 @@ class TextReader {
   }
 }
 
-/** Images of one size; they count in batches by their patches of 8 by 8 pixels. */
-class ImageReader {
+/** The input of a graph for each kind of media, its sizes, how to read one, and its length in batches. */
+const MEDIA = {
+  image: {
+    name: "pixels",
+    read: readPixels,
+    dims: ({ channels, height, width }) => [channels, height, width],
+    length: ({ height, width }) => Math.max(1, Math.floor((height * width) / 64)), // patches of 8 by 8 pixels
+  },
+  audio: { name: "mel", read: readSound, dims: ({ bins, frames }) => [bins, frames], length: ({ vectors }) => vectors },
+  wave: { name: "wave", read: readSound, dims: (_, { length }) => [length], length: () => 1, isAlone: true },
+};
+
+/** Images of one size, or sounds. */
+class MediaReader {
   #source;
+  #kind;
 
   constructor(_, source) {
-    this.#source = source;
+    [this.#source, this.#kind] = [source, MEDIA[source.kind]];
+    this.isAlone = this.#kind.isAlone; // whether each input is a call of its own
   }
 
   read(value, { truncate = false } = {}) {
-    check(!checkedFlag("truncate", truncate), InputError, "truncate is for texts, and this encoder reads images.");
-    const { height, width } = this.#source;
-    return { pixels: readPixels(value, this.#source), length: Math.max(1, Math.floor((height * width) / 64)) };
+    check(!checkedFlag("truncate", truncate), InputError, "truncate is for texts, and this encoder reads images or sounds.");
+    return { values: this.#kind.read(value, this.#source), length: this.#kind.length(this.#source) };
   }
 
   feeds(inputs, engine) {
-    const { channels, height, width } = this.#source;
-    const size = channels * height * width;
-    const data = new Float32Array(inputs.length * size);
-    inputs.forEach(({ pixels }, index) => data.set(pixels, index * size));
-    return { pixels: engine.tensor("float32", data, [inputs.length, channels, height, width]) };
+    const dims = [inputs.length, ...this.#kind.dims(this.#source, inputs[0].values)];
+    return { [this.#kind.name]: engine.tensor("float32", concatenated(inputs.map(({ values }) => values)), dims) };
   }
 }
 

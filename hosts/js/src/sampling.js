@@ -55,8 +55,8 @@ export class Sampler {
   }
 
   /** Choose the id of the next token from its logits, which are not modified, and count it. */
-  next(logits, excluded = []) {
-    const scores = this.#adjusted(logits, excluded);
+  next(logits) {
+    const scores = this.#adjusted(logits);
     const top = highest(scores);
     const message = `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`;
     check(Number.isFinite(scores[top]), NumericError, message);
@@ -72,12 +72,11 @@ export class Sampler {
   }
 
   /** A copy of the logits with bias and penalties; the logits themselves without any. */
-  #adjusted(logits, excluded) {
+  #adjusted(logits) {
     const { repetitionPenalty, presencePenalty, frequencyPenalty } = this.#options;
     const counts = presencePenalty !== 0 || frequencyPenalty !== 0 ? this.#generated : new Map();
-    if (!this.#bias.length && !this.#seen.size && !counts.size && !excluded.length) return logits;
+    if (!this.#bias.length && !this.#seen.size && !counts.size) return logits;
     const scores = logits.slice();
-    for (const id of excluded) scores[id] = -Infinity;
     for (const [id, value] of this.#bias) scores[id] += f32(value);
     const penalty = f32(repetitionPenalty);
     for (const id of this.#seen) scores[id] = scores[id] < 0 ? scores[id] * penalty : scores[id] / penalty;
@@ -114,6 +113,11 @@ export function highest(values) {
     if (values[index] > values[best]) best = index;
   }
   return best;
+}
+
+export function logSumExp(values) {
+  const top = values[highest(values)];
+  return top + Math.log(values.reduce((sum, value) => sum + Math.exp(value - top), 0));
 }
 
 /** The fewest ids, ascending, whose weights reach a share of the sum; the first ones win ties. */

@@ -4,9 +4,10 @@ import { checkedIds, isBatch, shown, tokenizerOf } from "./arguments.js";
 import { readBeams, searched } from "./beams.js";
 import { check } from "./checks.js";
 import { InputError, ManifestError } from "./errors.js";
-import { completed, forEachInput, generated, readRequest } from "./generation.js";
+import { completed, Constraints, forEachInput, generated, readRequest } from "./generation.js";
 import { Model } from "./model.js";
 import { readerOf } from "./readers.js";
+import { Transcriber } from "./transcription.js";
 
 export class Seq2Seq extends Model {
   static kind = "encoder-decoder";
@@ -23,35 +24,40 @@ export class Seq2Seq extends Model {
 
   async generate(source, { first, ...options } = {}) {
     const { own, others } = readBeams(options);
-    const token = this.#token(first);
+    const constraints = this.#constraints(first);
     return forEachInput(source, (one, index) => {
       const input = this.#reader.read(one);
-      if (own.beams === 1) return completed(this.#stream(input, token, others, index));
-      return searched(this, others, own, token, this.#start, (rows) => this.#sequence(input, rows));
+      if (own.beams === 1) return completed(this.#stream(input, constraints, others, index));
+      return searched(this, others, own, constraints, this.#start, (rows) => this.#sequence(input, rows));
     });
   }
 
   async *stream(source, { first, ...options } = {}) {
     tokenizerOf(this, "stream");
     check(!isBatch(source), InputError, "stream accepts a single source. Use generate for a list.");
-    return yield* this.#stream(this.#reader.read(source), this.#token(first), options);
+    return yield* this.#stream(this.#reader.read(source), this.#constraints(first), options);
+  }
+
+  transcribe(sound, options = {}) {
+    return forEachInput(sound, (one) => this.#transcriber(options).whole(one));
+  }
+
+  listen(blocks, options = {}) {
+    return this.#transcriber(options).live(blocks);
   }
 
   /** Logits after every token of an output, which begins with the start token, to `onRow`. */
   async logits(source, ids, onRow) {
     check(!isBatch(source), InputError, "logits accepts a single source, not a list.");
-    const { vocab_size: size, context_length: most } = this.manifest;
-    const tokens = checkedIds(ids, size, "ids", { fewest: 1, most });
-    const sequence = await this.#sequence(this.#reader.read(source));
-    try {
-      await sequence.append(tokens, { onRow });
-    } finally {
-      sequence.end();
-    }
+    return this.logitsOf(ids, onRow, () => this.#sequence(this.#reader.read(source)));
   }
 
-  #stream(input, first, options, index = 0) {
-    return generated(readRequest(this, [this.#start], options, { first, index }), () => this.#sequence(input));
+  #stream(input, constraints, options, index = 0) {
+    return generated(readRequest(this, [this.#start], options, { constraints, index }), () => this.#sequence(input));
+  }
+
+  #transcriber(options) {
+    return new Transcriber(this, (input) => this.#sequence(input), options);
   }
 
   /** A sequence of `rows` that reads a source. */
@@ -60,16 +66,17 @@ export class Seq2Seq extends Model {
     const states = this.manifest.states.filter(({ update }) => update === "source");
     const source = new Map(states.map(({ input: name, output }) => [name, outputs[output]]));
     const [{ output, shape }] = states;
-    const length = input.tokens ? input.length : outputs[output].dims[shape.indexOf("source")]; // images have no padding
+    const length = input.tokens ? input.length : outputs[output].dims[shape.indexOf("source")]; // media have no padding
     return this.engine.sequence({ rows, source: { states: source, lengths: [length] } });
   }
 
-  /** The id of a forced first token. */
-  #token(first) {
-    if (first == null) return undefined;
+  /** The constraints of a request with a forced first token. */
+  #constraints(first) {
+    const { tokens, vocab_size: size } = this.manifest;
+    if (first == null) return new Constraints(tokens);
     const ids = typeof first === "string" ? tokenizerOf(this, "first").encode(first, { special: false }) : [first];
     const one = `first must be one token, but ${shown(first)} has ${ids.length}. Pass a token of the tokenizer, such as a language code, or its id.`;
     check(ids.length === 1, InputError, one);
-    return checkedIds(ids, this.manifest.vocab_size, "first")[0];
+    return new Constraints(tokens, { opening: [checkedIds(ids, size, "first")] });
   }
 }

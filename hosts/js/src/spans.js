@@ -4,11 +4,11 @@
  */
 
 import { scoresOf } from "./labels.js";
+import { highest } from "./sampling.js";
 
 const OUTSIDE = "O";
 
 const mean = (values) => values.reduce((a, b) => a + b) / values.length;
-const highest = (scores) => scores.reduce((best, score, index) => (score > scores[best] ? index : best), 0);
 
 /** Scores of a word from those of its tokens. */
 const OF_WORDS = {

@@ -2,7 +2,7 @@
 
 import { check } from "./checks.js";
 import { BundleError } from "./errors.js";
-import { highest } from "./sampling.js";
+import { highest, logSumExp } from "./sampling.js";
 
 const KINDS = { int32: Int32Array, float32: Float32Array, uint8: Uint8Array };
 const REST = 1e-5;
@@ -78,11 +78,6 @@ function divergence(p, q) {
   const part = (value, index) => Math.exp(value - pSum) * (value - pSum - (q[index] - qSum));
   const among = p.map(part).reduce((a, b) => a + b, 0);
   return Math.max(between + pKept * among, 0);
-}
-
-function logSumExp(values) {
-  const top = values[highest(values)];
-  return top + Math.log(values.reduce((sum, value) => sum + Math.exp(value - top), 0));
 }
 
 function readCertificate(name, contents) {
