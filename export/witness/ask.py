@@ -4,6 +4,7 @@ import io
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -27,6 +28,9 @@ from ortolan.runtime.machine.python_process import python_process
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that the subprocess may allocate."""
+
+OLDEST = 5
+"""First version of transformers that reads `rope_parameters`; others pass over it in silence."""
 
 NAMES: tuple[WitnessTopic, ...] = get_args(WitnessTopic)
 
@@ -62,8 +66,8 @@ def ask(
         return Witness(unasked="it was turned off")
     if not isinstance(source, str | Path | Checkpoint):
         return Witness(unasked="the source is a live model, which the certificate compares with")
-    if find_spec("transformers") is None:
-        return Witness(unasked="transformers is not installed")
+    if (problem := _problem()) is not None:
+        return Witness(unasked=problem)
     files, memory = _files(source, options.adapter), available_memory()
     findings, total = dict[str, Finding](), len(NAMES)
     with tempfile.TemporaryDirectory() as temporary:
@@ -91,6 +95,15 @@ def ask(
             findings[finding.topic] = finding
     way_out = None if run_time_adapter is None else "--no-witness"
     return judged(list(findings.values()), options.accept_difference, way_out)
+
+
+def _problem() -> str | None:
+    """Why transformers cannot be asked; None if it can."""
+    if find_spec("transformers") is None:
+        return "transformers is not installed"
+    installed = version("transformers")
+    is_old = int(installed.partition(".")[0]) < OLDEST
+    return f"transformers {installed} is older than {OLDEST}" if is_old else None
 
 
 def _gguf_keys(path: Path) -> tuple[str, ...]:

@@ -246,6 +246,11 @@ def test_without_transformers_nobody_is_asked(alike: Tiny, monkeypatch: pytest.M
     assert alike.ask().summary == "nobody else was asked: transformers is not installed"
 
 
+def test_an_old_transformers_is_not_asked(alike: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "version", lambda _: "4.57.1")
+    assert alike.ask().summary == "nobody else was asked: transformers 4.57.1 is older than 5"
+
+
 def test_a_transformers_that_cannot_be_imported_is_not_asked(
     alike: Tiny, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
