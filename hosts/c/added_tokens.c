@@ -73,7 +73,7 @@ bool ortolan_added_read(ortolan_added_tokens *added, const json_value *root,
                         const ortolan_token_model *model, const ortolan_parts *normalizer,
                         const ortolan_unicode *unicode, const ortolan_fields *in) {
   const json_value *field = ortolan_json_field(root, "added_tokens");
-  if (field == NULL || field->type == JSON_NULL) return true;
+  if (field == NULL) return true;
   const json_value *tokens = ortolan_array(in, root, "", "added_tokens", 1 << 20);
   if (tokens == NULL) return false;
   added->items = calloc(tokens->count + 1, sizeof *added->items);

@@ -70,8 +70,7 @@ static bool is_listed(const ortolan_bundle *bundle, const ortolan_fields *in, co
 /* A listed file, or null. */
 static bool read_name(ortolan_bundle *bundle, const json_value *root, const char *key,
                       const char **name, const ortolan_fields *in) {
-  const json_value *value = ortolan_json_field(root, key);
-  if (value != NULL && value->type == JSON_NULL) return true;
+  if (ortolan_json_field(root, key) == NULL) return true;
   *name = ortolan_string(in, root, "", key);
   return is_listed(bundle, in, key, *name);
 }
@@ -84,8 +83,7 @@ static bool read_weights(ortolan_bundle *bundle, const json_value *root, const o
     if (!is_listed(bundle, in, "weights", item->string)) return false;
   }
   return read_name(bundle, root, "certificate", &bundle->certificate, in) &&
-         (ortolan_json_field(root, "tokenizer") == NULL ||
-          read_name(bundle, root, "tokenizer", &bundle->tokenizer, in));
+         read_name(bundle, root, "tokenizer", &bundle->tokenizer, in);
 }
 
 /* --- the model --- */
@@ -100,7 +98,7 @@ static bool read_graph(ortolan_bundle *bundle, const json_value *graphs, const c
   graph->file = ortolan_string(in, object, path, "file");
   if (!is_listed(bundle, in, path, graph->file)) return false;
   const json_value *sequence = ortolan_json_field(object, "sequence");
-  graph->takes_one = sequence != NULL && sequence->type != JSON_NULL;
+  graph->takes_one = sequence != NULL;
   if (graph->takes_one && !(sequence->is_integer && sequence->integer == 1))
     return ortolan_invalid(in, "graphs.sequence", "null or 1 for this library");
   graph->min_new_tokens = 1;
@@ -182,7 +180,10 @@ static bool read_states(ortolan_bundle *bundle, const json_value *root, const or
     if (item->type != JSON_OBJECT) return ortolan_invalid(in, "states", "objects");
     if (!ortolan_known_keys(in, item, "states", "name input output shape dtype update window"))
       return false;
-    if (ortolan_json_field(item, "window") != NULL) bundle->has_windows = true;
+    bool slides = ortolan_json_field(item, "window") != NULL;
+    if (slides && !ortolan_integer(in, item, "states", "window", 1, MAX_CONTEXT, &state->window))
+      return false;
+    bundle->has_windows |= slides;
     const char *dtype = ortolan_string(in, item, "states", "dtype");
     if (dtype == NULL || !read_type(state, dtype, in)) return false;
     const char *update = ortolan_string(in, item, "states", "update");
@@ -205,9 +206,8 @@ static bool read_states(ortolan_bundle *bundle, const json_value *root, const or
 
 static bool read_token(const ortolan_bundle *bundle, const json_value *tokens, const char *key,
                        int32_t *token, const ortolan_fields *in) {
-  const json_value *value = ortolan_json_field(tokens, key);
   int64_t id = -1;
-  if (value != NULL && value->type != JSON_NULL &&
+  if (ortolan_json_field(tokens, key) != NULL &&
       !ortolan_integer(in, tokens, "tokens", key, 0, bundle->vocab_size - 1, &id))
     return false;
   *token = (int32_t)id;
@@ -220,7 +220,7 @@ static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const or
   return tokens != NULL &&
          ortolan_known_keys(in, tokens, "tokens",
                             "bos eos pad start forced_first forced_last suppressed "
-                            "suppressed_first") &&
+                            "suppressed_first opening") &&
          read_token(bundle, tokens, "bos", &bundle->bos, in) &&
          read_token(bundle, tokens, "pad", &bundle->pad, in) &&
          read_token(bundle, tokens, "start", &bundle->start, in) &&
@@ -274,9 +274,11 @@ static bool read_source(ortolan_bundle *bundle, const json_value *root, const or
   const char *kind = source == NULL ? NULL : ortolan_string(in, source, "source", "kind");
   int64_t padding = -1;
   if (kind == NULL) return false;
+  if (bundle->kind == ORTOLAN_SEQ2SEQ && strcmp(kind, "audio") == 0)
+    return ortolan_sound_read(bundle, source, in);
   if (strcmp(kind, "text") != 0)
     return ortolan_fail(in->error, ORTOLAN_KIND,
-                        "This encoder reads inputs of the kind %.40s; this library reads texts. "
+                        "This encoder reads inputs of the kind %.40s; this library does not. "
                         "Use Ortolan's Python runtime for it.",
                         kind);
   if (!ortolan_known_keys(in, source, "source",
@@ -289,8 +291,7 @@ static bool read_source(ortolan_bundle *bundle, const json_value *root, const or
   if (ortolan_json_field(source, "types") != NULL &&
       !ortolan_integer(in, source, "source", "types", 1, 1 << 20, &bundle->types))
     return false;
-  field = ortolan_json_field(source, "padding");
-  if (field != NULL && field->type != JSON_NULL &&
+  if (ortolan_json_field(source, "padding") != NULL &&
       !ortolan_integer(in, source, "source", "padding", 0, bundle->vocab_size - 1, &padding))
     return false;
   bundle->padding = (int32_t)padding;
@@ -398,7 +399,7 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
          (bundle->kind == ORTOLAN_ENCODER ? read_output(bundle, root, in)
                                           : read_states(bundle, root, in)) &&
          read_tokens(bundle, root, in) && read_host(bundle, root, in) &&
-         ortolan_chat_read(bundle, root, in);
+         ortolan_speech_read(bundle, root, in) && ortolan_chat_read(bundle, root, in);
 }
 
 /* --- the folder --- */

@@ -24,7 +24,7 @@ static bool read_system(ortolan_chat_form *form, const json_value *chat, const o
       return ortolan_invalid(in, "chat.system_place", "first or last");
     form->system_is_last = strcmp(name, "last") == 0;
   }
-  if (system == NULL || system->type == JSON_NULL) return true;
+  if (system == NULL) return true;
   const json_value *text = system->type == JSON_ARRAY && system->count == 2 ? system->item : NULL;
   if (text == NULL || text->type != JSON_STRING || text->next->type != JSON_STRING)
     return ortolan_invalid(in, "chat.system", "two texts");
@@ -46,12 +46,12 @@ static bool read_trims(ortolan_chat_form *form, const json_value *chat, const or
 }
 
 bool ortolan_chat_read(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
-  const json_value *chat = ortolan_json_field(root, "chat"), *date;
+  const json_value *chat = ortolan_json_field(root, "chat");
   ortolan_chat_form *form = &bundle->chat;
   const char **const texts[] = {&form->opening, &form->between[0], &form->between[1],
                                 &form->closing};
   static const char *const names[] = {"opening", "answer", "next", "closing"};
-  if (chat == NULL || chat->type == JSON_NULL) return true;
+  if (chat == NULL) return true;
   if (ortolan_object(in, root, "", "chat") == NULL ||
       !ortolan_known_keys(in, chat, "chat",
                           "opening answer next closing system system_place trims date ends "
@@ -59,8 +59,7 @@ bool ortolan_chat_read(ortolan_bundle *bundle, const json_value *root, const ort
     return false;
   for (int i = 0; i < 4; i++)
     if ((*texts[i] = ortolan_string(in, chat, "chat", names[i])) == NULL) return false;
-  date = ortolan_json_field(chat, "date");
-  if (date != NULL && date->type != JSON_NULL &&
+  if (ortolan_json_field(chat, "date") != NULL &&
       (form->date = ortolan_string(in, chat, "chat", "date")) == NULL)
     return false;
   bundle->has_chat = true;
@@ -209,7 +208,7 @@ bool ortolan_chat(ortolan_model *model, const ortolan_message *messages, size_t 
   bool ok = write_prompt(model, messages, count, &p, error) &&
             ortolan_tokenizer_encode(model->tokenizer, p.text.bytes, p.text.size, NULL, 0, false, 0,
                                      &ids, NULL, error) &&
-            ortolan_complete(model, &ids, -1, &model->bundle.chat, options, finish, error);
+            ortolan_complete(model, &ids, NULL, &model->bundle.chat, options, finish, error);
   free(p.text.bytes);
   free(p.own.bytes);
   free(ids.items);

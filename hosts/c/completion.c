@@ -27,6 +27,7 @@ typedef struct {
   ortolan_text_options text;
   ortolan_stream *stream;
   ortolan_text held; /* text that may still become a stop text */
+  size_t skipped; /* tokens whose text is left out */
   bool stopped, cancelled, failed;
   ortolan_error *error;
 } receiver;
@@ -98,6 +99,8 @@ static bool receive_token(int32_t token, void *context) {
   const char *piece;
   size_t size;
   bool goes_on = r->tokens.on_token == NULL || r->tokens.on_token(token, r->tokens.context);
+  if (r->skipped > 0) return r->skipped--, goes_on;
+  if (token >= r->bundle->speech.first_timestamp) return goes_on;
   if (ortolan_ends(r->bundle, &r->tokens, token)) return goes_on;
   r->failed = !ortolan_stream_push(r->stream, token, &piece, &size, r->error) ||
               !receive(r, piece, size);
@@ -139,7 +142,7 @@ static int32_t *all_stops(const ortolan_options *options, const ortolan_chat_for
   return all;
 }
 
-bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t first,
+bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, ortolan_opening *opening,
                       const ortolan_chat_form *form, const ortolan_text_options *options,
                       ortolan_finish *finish, ortolan_error *error) {
   const ortolan_options greedy = {.sampling = ORTOLAN_GREEDY};
@@ -147,6 +150,7 @@ bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t f
   const ortolan_tokenizer *tokenizer = ortolan_model_tokenizer(model, error);
   if (tokenizer == NULL || (options != NULL && !check_options(options, error))) return false;
   receiver r = {.bundle = &model->bundle, .text = options == NULL ? defaults : *options,
+                .skipped = opening != NULL && opening->is_hidden ? opening->count : 0,
                 .error = error};
   r.tokens = r.text.generation == NULL ? greedy : *r.text.generation;
   size_t room = (size_t)model->bundle.context_length, count;
@@ -160,7 +164,7 @@ bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t f
   ortolan_options passed = r.tokens;
   passed.on_token = receive_token, passed.context = &r;
   ok = ok && (r.stream = ortolan_stream_open(tokenizer, true, error)) != NULL &&
-       ortolan_continue(model, prompt->items, prompt->count, first, &passed, tokens, room, &count,
+       ortolan_continue(model, prompt->items, prompt->count, opening, &passed, tokens, room, &count,
                         &reason, error) &&
        finish_text(&r);
   if (finish != NULL) *finish = r.stopped ? ORTOLAN_STOP : reason;
@@ -178,7 +182,7 @@ bool ortolan_generate_text(ortolan_model *model, const char *prompt, size_t size
   ortolan_ids ids = {.count = 0};
   bool ok = tokenizer != NULL && ortolan_check_kind(model, ORTOLAN_DECODER, error) &&
             ortolan_tokenizer_encode(tokenizer, prompt, size, NULL, 0, true, 0, &ids, NULL, error) &&
-            ortolan_complete(model, &ids, -1, NULL, options, finish, error);
+            ortolan_complete(model, &ids, NULL, NULL, options, finish, error);
   free(ids.items);
   return ok;
 }
@@ -207,11 +211,16 @@ bool ortolan_translate(ortolan_model *model, const char *source, size_t size, co
   ortolan_ids ids = {.count = 0};
   ortolan_ids start = {.items = &model->bundle.start, .count = 1};
   int32_t token = -1;
+  ortolan_opening opening = {.allowed = {&token}, .counts = {1}, .count = 1};
   bool ok = tokenizer != NULL && ortolan_check_kind(model, ORTOLAN_SEQ2SEQ, error) &&
+            (model->bundle.sound.rate == 0 ||
+             ortolan_fail(error, ORTOLAN_KIND,
+                          "This bundle reads sounds. Use ortolan_transcribe.")) &&
             (first == NULL || (token = one_token(tokenizer, first, error)) >= 0) &&
             ortolan_read_source(model, source, size, &ids, error) &&
             ortolan_engine_read(model->engine, ids.items, ids.count, error) &&
-            ortolan_complete(model, &start, token, NULL, options, finish, error);
+            ortolan_complete(model, &start, first == NULL ? NULL : &opening, NULL, options, finish,
+                             error);
   free(ids.items);
   return ok;
 }

@@ -27,13 +27,13 @@ struct ortolan_engine {
   OrtSession *decode, *prefill, *encode; /* the first two are the same session for one graph */
   tensor states[2][ORTOLAN_MAX_STATES];  /* the second row is only for states that are replaced */
   int turn;
-  int64_t length, capacity;
+  int64_t length, capacity[2]; /* of states of all tokens, and of those with a window */
   const char *inputs[MOST], *outputs[MOST], *source_outputs[MOST];
   const OrtValue *fed[MOST]; /* step inputs, numbers, states */
   OrtValue *written[MOST], *numbers[2];
   ortolan_names step, source; /* of the decoder's and the encoder's graph */
   size_t number_count;
-  int32_t window_start; /* 0: states with a window are as long as the others */
+  int32_t window_start; /* tokens before those in states with a window */
   int32_t source_length;
   float *ignored; /* logits that no caller wants */
 };
@@ -65,35 +65,41 @@ static bool create_state(const ortolan_engine *engine, const ortolan_state *stat
                         &created->value, error);
 }
 
-/* Copy the tokens so far, which are rows of some axis in the middle:
+/* Copy `count` tokens, which are rows of some axis in the middle, from `first` on to the start:
  *
  *     (outer, capacity, inner)     outer parts, `inner` bytes per token
  */
 static void copy_tokens(const ortolan_state *state, const char *from, int64_t from_capacity,
-                        char *to, int64_t to_capacity, int64_t length) {
+                        int64_t first, char *to, int64_t to_capacity, int64_t count) {
   size_t outer = 1, inner = state->item_bytes, axis = 0;
   for (; state->shape[axis] >= 0; axis++) outer *= (size_t)state->shape[axis];
   for (axis++; axis < state->rank; axis++) inner *= (size_t)state->shape[axis];
   for (size_t part = 0; part < outer; part++)
-    memcpy(to + part * (size_t)to_capacity * inner, from + part * (size_t)from_capacity * inner,
-           (size_t)length * inner);
+    memmove(to + part * (size_t)to_capacity * inner,
+            from + (part * (size_t)from_capacity + (size_t)first) * inner, (size_t)count * inner);
+}
+
+/* Whether a state grows, and holds all tokens or only those of a window. */
+static bool is_among(const ortolan_state *state, bool windows) {
+  return state->update == ORTOLAN_APPEND && (state->window > 0) == windows;
 }
 
 /* Move the growing states to buffers of another capacity. On failure nothing has changed. */
-static bool resize(ortolan_engine *engine, int64_t capacity, ortolan_error *error) {
+static bool resize(ortolan_engine *engine, bool windows, int64_t capacity, ortolan_error *error) {
   const ortolan_bundle *bundle = engine->bundle;
+  int64_t held = engine->length - (windows ? engine->window_start : 0);
   tensor *grown = calloc(bundle->state_count + 1, sizeof *grown);
   bool ok = grown != NULL || ortolan_no_memory(error);
   for (size_t i = 0; ok && i < bundle->state_count; i++)
-    if (bundle->states[i].update == ORTOLAN_APPEND)
+    if (is_among(&bundle->states[i], windows))
       ok = create_state(engine, &bundle->states[i], capacity, &grown[i], error);
   for (size_t i = 0; grown != NULL && i < bundle->state_count; i++) {
-    if (bundle->states[i].update != ORTOLAN_APPEND) continue;
+    if (!is_among(&bundle->states[i], windows)) continue;
     tensor *old = &engine->states[0][i];
     if (ok) {
-      if (engine->length > 0)
-        copy_tokens(&bundle->states[i], old->buffer, engine->capacity, grown[i].buffer, capacity,
-                    engine->length);
+      if (held > 0)
+        copy_tokens(&bundle->states[i], old->buffer, engine->capacity[windows], 0, grown[i].buffer,
+                    capacity, held);
       tensor other = *old;
       *old = grown[i];
       grown[i] = other;
@@ -101,28 +107,47 @@ static bool resize(ortolan_engine *engine, int64_t capacity, ortolan_error *erro
     release_tensor(engine, &grown[i]);
   }
   free(grown);
-  if (ok) engine->capacity = capacity;
+  if (ok) engine->capacity[windows] = capacity;
   return ok;
 }
 
-/* Make room for this many tokens. */
-static bool reserve(ortolan_engine *engine, int64_t length, ortolan_error *error) {
+/* Drop tokens that no window reaches any more, many at once, since that moves the others. */
+static void slide(ortolan_engine *engine) {
+  const ortolan_bundle *bundle = engine->bundle;
+  int64_t kept = 0;
+  for (size_t i = 0; i < bundle->state_count; i++)
+    if (bundle->states[i].window > kept) kept = bundle->states[i].window;
+  int64_t dropped = engine->length - engine->window_start - --kept;
+  if (kept < 0 || dropped < (kept > CHUNK ? kept : CHUNK)) return;
+  for (size_t i = 0; i < bundle->state_count; i++)
+    if (is_among(&bundle->states[i], true))
+      copy_tokens(&bundle->states[i], engine->states[0][i].buffer, engine->capacity[1], dropped,
+                  engine->states[0][i].buffer, engine->capacity[1], kept);
+  engine->window_start += (int32_t)dropped;
+}
+
+/* Make room for this many tokens, and in windows for `next`. */
+static bool reserve(ortolan_engine *engine, int64_t length, int64_t next, ortolan_error *error) {
   int64_t context = engine->bundle->context_length;
   if (length > context)
     return ortolan_fail(error, ORTOLAN_CONTEXT_LENGTH,
                         "The context holds at most %lld tokens (got %lld). Use a shorter prompt "
                         "or fewer new tokens.",
                         (long long)context, (long long)length);
-  if (length <= engine->capacity) return true;
-  int64_t grown = engine->capacity + engine->capacity / 2;
-  if (grown < length) grown = length;
-  grown = (grown + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
-  return resize(engine, grown < context ? grown : context, error);
+  for (int windows = 0; windows < 2; windows++) {
+    int64_t needed = windows ? next - engine->window_start : length;
+    int64_t grown = engine->capacity[windows] + engine->capacity[windows] / 2;
+    if (needed <= engine->capacity[windows]) continue;
+    if (grown < needed) grown = needed;
+    grown = (grown + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
+    if (!resize(engine, windows, grown < context ? grown : context, error)) return false;
+  }
+  return true;
 }
 
 void ortolan_engine_reset(ortolan_engine *engine) {
   const ortolan_bundle *bundle = engine->bundle;
-  engine->length = 0;
+  engine->length = engine->window_start = 0;
   for (size_t i = 0; i < bundle->state_count; i++)
     if (bundle->states[i].update == ORTOLAN_REPLACE)
       memset(engine->states[engine->turn][i].buffer, 0, state_bytes(&bundle->states[i], 0));
@@ -144,12 +169,14 @@ static bool add_number(ortolan_engine *engine, const char *name, int32_t *number
 }
 
 static bool allocate(ortolan_engine *engine, ortolan_error *error) {
+  static const char *const sound_inputs[] = {"mel"};
   static const char *const names[STEP_INPUTS] = {"input_ids", "seqlens_k", "total_sequence_length",
                                                  "logit_positions"};
   const ortolan_bundle *bundle = engine->bundle;
   ortolan_names *step = &engine->step, *source = &engine->source;
   *step = (ortolan_names){engine->inputs, engine->outputs, STEP_INPUTS, 1};
   *source = (ortolan_names){ortolan_text_inputs, engine->source_outputs, 2, 0};
+  if (bundle->sound.rate > 0) source->inputs = sound_inputs, source->input_count = 1;
   memcpy(engine->inputs, names, sizeof names);
   engine->outputs[0] = "logits";
   engine->ignored = malloc((size_t)bundle->vocab_size * sizeof *engine->ignored);
@@ -168,8 +195,7 @@ static bool allocate(ortolan_engine *engine, ortolan_error *error) {
     for (int turn = 0; turn < 2 && state->update == ORTOLAN_REPLACE; turn++)
       if (!create_state(engine, state, 0, &engine->states[turn][i], error)) return false;
   }
-  return reserve(engine, bundle->context_length < CAPACITY_STEP ? bundle->context_length : 1,
-                 error);
+  return reserve(engine, 1, 1, error);
 }
 
 ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
@@ -273,29 +299,47 @@ static bool call(ortolan_engine *engine, OrtSession *session, const int32_t *ids
   return true;
 }
 
-bool ortolan_engine_read(ortolan_engine *engine, const int32_t *ids, size_t count,
-                         ortolan_error *error) {
+/* Run the encoder, and keep the states of the source. Releases the inputs. */
+static bool encode(ortolan_engine *engine, OrtValue *const *inputs, size_t length, bool ok,
+                   ortolan_error *error) {
   const ortolan_host *host = &engine->host;
-  const ortolan_bundle *bundle = engine->bundle;
-  const int64_t shape[] = {1, (int64_t)count}, row_shape[] = {1};
-  int64_t *wide = widened(ids, count, 0, 0, error);
-  OrtValue *inputs[2] = {NULL}, *outputs[ORTOLAN_MAX_STATES] = {NULL};
-  engine->source_length = (int32_t)count;
-  bool ok = wide != NULL &&
-            ortolan_tensor(host, wide, count * sizeof *wide, shape, 2,
-                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, &inputs[0], error) &&
-            ortolan_tensor(host, &engine->source_length, sizeof engine->source_length, row_shape, 1,
-                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &inputs[1], error) &&
-            ortolan_run(host, engine->encode, &engine->source, (const OrtValue *const *)inputs,
-                        outputs, error);
-  for (size_t i = 0, output = 0; ok && i < bundle->state_count; i++) {
-    if (bundle->states[i].update != ORTOLAN_SOURCE) continue;
+  OrtValue *outputs[ORTOLAN_MAX_STATES] = {NULL};
+  ok = ok && ortolan_run(host, engine->encode, &engine->source, (const OrtValue *const *)inputs,
+                         outputs, error);
+  for (size_t i = 0, output = 0; ok && i < engine->bundle->state_count; i++) {
+    if (engine->bundle->states[i].update != ORTOLAN_SOURCE) continue;
     release_tensor(engine, &engine->states[0][i]);
     engine->states[0][i].value = outputs[output++];
   }
+  engine->source_length = (int32_t)length;
   for (size_t i = 0; i < 2; i++) host->ort->ReleaseValue(inputs[i]);
+  return ok;
+}
+
+bool ortolan_engine_read(ortolan_engine *engine, const int32_t *ids, size_t count,
+                         ortolan_error *error) {
+  const ortolan_host *host = &engine->host;
+  const int64_t shape[] = {1, (int64_t)count}, row_shape[] = {1};
+  int64_t *wide = widened(ids, count, 0, 0, error);
+  int32_t length = (int32_t)count;
+  OrtValue *inputs[2] = {NULL};
+  bool ok = wide != NULL &&
+            ortolan_tensor(host, wide, count * sizeof *wide, shape, 2,
+                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, &inputs[0], error) &&
+            ortolan_tensor(host, &length, sizeof length, row_shape, 1,
+                           ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &inputs[1], error);
+  ok = encode(engine, inputs, count, ok, error);
   free(wide);
   return ok;
+}
+
+bool ortolan_engine_hear(ortolan_engine *engine, float *mel, ortolan_error *error) {
+  const ortolan_sound *sound = &engine->bundle->sound;
+  const int64_t shape[] = {1, sound->bins, sound->frames};
+  OrtValue *inputs[2] = {NULL};
+  bool ok = ortolan_tensor(&engine->host, mel, (size_t)(sound->bins * sound->frames) * sizeof *mel,
+                           shape, 3, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &inputs[0], error);
+  return encode(engine, inputs, (size_t)sound->vectors, ok, error);
 }
 
 bool ortolan_engine_append(ortolan_engine *engine, const int32_t *ids, size_t count, size_t first,
@@ -303,7 +347,9 @@ bool ortolan_engine_append(ortolan_engine *engine, const int32_t *ids, size_t co
   const ortolan_bundle *bundle = engine->bundle;
   bool is_short = (int64_t)count < bundle->prefill.min_new_tokens;
   OrtSession *session = is_short ? engine->decode : engine->prefill;
-  if (!reserve(engine, engine->length + (int64_t)count, error)) return false;
+  int64_t length = engine->length + (int64_t)count;
+  slide(engine);
+  if (!reserve(engine, length, length, error)) return false;
   if (count == 1 || !(is_short ? bundle->decode : bundle->prefill).takes_one)
     return call(engine, session, ids, count, first, rows, logits, error);
   for (size_t i = 0; i < count; i++) {
@@ -324,7 +370,7 @@ static size_t chunk_tokens(const ortolan_engine *engine) {
 
 bool ortolan_engine_prefill(ortolan_engine *engine, const int32_t *ids, size_t count,
                             float *logits, ortolan_error *error) {
-  if (!reserve(engine, engine->length + (int64_t)count, error)) return false;
+  if (!reserve(engine, engine->length + (int64_t)count, engine->length, error)) return false;
   for (size_t start = 0, size; start < count; start += size) {
     size = chunk_tokens(engine);
     if (size > count - start) size = count - start;

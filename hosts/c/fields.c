@@ -100,7 +100,7 @@ bool ortolan_bound(const ortolan_fields *in, const json_value *object, const cha
                    const char *key, double *number) {
   const json_value *value = ortolan_json_field(object, key);
   *number = -1;
-  if (value == NULL || value->type == JSON_NULL) return true;
+  if (value == NULL) return true;
   if (value->type != JSON_NUMBER || value->number < 0)
     return wrong(in, path, key, "null or a number of at least 0");
   *number = value->number;

@@ -75,20 +75,16 @@ bool ortolan_file_scan(const char *folder, const char *name, int64_t size, int64
 
 typedef struct {
   char *bytes;
-  size_t size, room;
+  size_t size;
   bool failed;
 } collected;
 
 static void collect(void *context, const char *bytes, size_t size) {
   collected *all = context;
+  char *larger = all->failed ? NULL : realloc(all->bytes, all->size + size + 1);
+  all->failed = larger == NULL;
   if (all->failed) return;
-  if (all->room - all->size < size + 1) {
-    size_t room = 2 * (all->size + size + 1);
-    char *larger = realloc(all->bytes, room);
-    all->failed = larger == NULL;
-    if (all->failed) return;
-    all->bytes = larger, all->room = room;
-  }
+  all->bytes = larger;
   memcpy(all->bytes + all->size, bytes, size);
   all->size += size;
   all->bytes[all->size] = 0;

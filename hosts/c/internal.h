@@ -12,6 +12,8 @@
 #define ORTOLAN_MAX_SETTINGS 16
 #define ORTOLAN_MAX_STOP_TOKENS 64
 #define ORTOLAN_MAX_SUPPRESSED 1024
+#define ORTOLAN_MAX_LANGUAGES 1000
+#define ORTOLAN_MAX_OPENING 68
 
 #if defined(__GNUC__)
 #define ORTOLAN_PRINTF(string, first) __attribute__((format(printf, string, first)))
@@ -75,6 +77,7 @@ typedef struct {
   ONNXTensorElementDataType type;
   size_t item_bytes;
   ortolan_update update;
+  int64_t window; /* tokens that the next one attends to, itself included; 0 for all */
 } ortolan_state;
 
 typedef struct {
@@ -88,6 +91,29 @@ typedef struct {
 } ortolan_setting;
 
 typedef enum { ORTOLAN_NO_SCORES, ORTOLAN_SOFTMAX, ORTOLAN_SIGMOID } ortolan_scores;
+
+/* How a sound becomes a spectrogram (docs/bundle-format.md); all 0 for other sources. */
+typedef struct {
+  int64_t rate, window, hop, bins, frames, vectors;
+  double highest;
+} ortolan_sound;
+
+/* Tokens before the text of a transcription. */
+typedef struct {
+  const char *codes[ORTOLAN_MAX_LANGUAGES];
+  int32_t languages[ORTOLAN_MAX_LANGUAGES], tasks[2], no_timestamps; /* -1 for none */
+  int32_t first_timestamp; /* from here on, tokens are times */
+  int32_t usual[ORTOLAN_MAX_OPENING]; /* where no language is named; -1 for the recognized one */
+  size_t language_count, usual_count;
+} ortolan_speech;
+
+/* The tokens to choose from at the first places of a text. */
+typedef struct {
+  const int32_t *allowed[ORTOLAN_MAX_OPENING];
+  size_t counts[ORTOLAN_MAX_OPENING], count;
+  bool is_hidden; /* from the text */
+  int32_t first;  /* set to the first token that is generated */
+} ortolan_opening;
 
 /* Texts around messages (docs/bundle-format.md). */
 typedef struct {
@@ -114,6 +140,8 @@ typedef struct {
   int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
   int32_t suppressed_first[ORTOLAN_MAX_SUPPRESSED];
   size_t eos_count, suppressed_count, suppressed_first_count;
+  ortolan_sound sound;
+  ortolan_speech speech;
   bool has_chat;
   ortolan_chat_form chat;
   const char *certificate, *tokenizer; /* NULL for none */
@@ -140,6 +168,9 @@ const ortolan_file *ortolan_bundle_find(const ortolan_bundle *bundle, const char
 char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
                           ortolan_error *error);
 
+/* Read a source of the kind `audio`, and the tokens of a transcription. */
+bool ortolan_sound_read(ortolan_bundle *bundle, const json_value *source, const ortolan_fields *in);
+bool ortolan_speech_read(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in);
 /* Read the texts around messages from `chat` of a manifest. */
 bool ortolan_chat_read(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in);
 
@@ -162,10 +193,10 @@ typedef struct {
   ortolan_sampling options;
   size_t vocab_size, step;
   uint64_t state[2], increment[2]; /* PCG64, high words first */
-  float *scores, *scratch;
+  void *memory; /* of all arrays below, of which those that are not needed are NULL */
   double *weights, *sorted;
+  float *seen, *generated, *scores, *scratch; /* the first two: occurrences of each token */
   int32_t *ids;
-  float *seen, *generated; /* occurrences of each token; NULL without a penalty */
 } ortolan_sampler;
 
 /* Release with ortolan_sampler_close, even after a failure. */
@@ -229,9 +260,9 @@ void ortolan_encoder_close(ortolan_encoder *encoder);
 bool ortolan_check_kind(const ortolan_model *model, ortolan_kind kind, ortolan_error *error);
 /* Whether a token ends a sequence. */
 bool ortolan_ends(const ortolan_bundle *bundle, const ortolan_options *options, int32_t token);
-/* As ortolan_generate, for a model of any kind with a decoder. `first` is forced; -1 for none. */
+/* As ortolan_generate, for a model of any kind with a decoder. `opening` may be NULL. */
 bool ortolan_continue(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
-                      int32_t first, const ortolan_options *options, int32_t *tokens,
+                      ortolan_opening *opening, const ortolan_options *options, int32_t *tokens,
                       size_t capacity, size_t *count, ortolan_finish *finish,
                       ortolan_error *error);
 
@@ -241,6 +272,8 @@ void ortolan_engine_close(ortolan_engine *engine);
 /* Compute the states of a source, which the decoder then reads. */
 bool ortolan_engine_read(ortolan_engine *engine, const int32_t *ids, size_t count,
                          ortolan_error *error);
+/* The same for a spectrogram, one row a mel frequency. */
+bool ortolan_engine_hear(ortolan_engine *engine, float *mel, ortolan_error *error);
 /* Forget all tokens, but not the source. */
 void ortolan_engine_reset(ortolan_engine *engine);
 /* Append tokens in one call, or one by one if the graph takes one. Writes the logits after the

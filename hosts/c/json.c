@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "unicode.h"
+
 #define BLOCK_BYTES 16384
 
 /* Memory of a document: blocks that are freed together. */
@@ -114,38 +116,16 @@ static bool read_number(reader *in, json_value *value) {
 /* --- strings --- */
 
 static bool read_hex(reader *in, uint32_t *code) {
+  static const char digits[] = "0123456789abcdefABCDEF";
   *code = 0;
   if (in->end - in->at < 4) return fail(in, "an escape is incomplete");
   for (int digit = 0; digit < 4; digit++, in->at++) {
-    char c = *in->at;
-    uint32_t part;
-    if (c >= '0' && c <= '9') part = (uint32_t)(c - '0');
-    else if (c >= 'a' && c <= 'f') part = (uint32_t)(c - 'a' + 10);
-    else if (c >= 'A' && c <= 'F') part = (uint32_t)(c - 'A' + 10);
-    else return fail(in, "an escape is not hexadecimal");
-    *code = *code << 4 | part;
+    const char *place = *in->at == 0 ? NULL : strchr(digits, *in->at);
+    if (place == NULL) return fail(in, "an escape is not hexadecimal");
+    uint32_t value = (uint32_t)(place - digits);
+    *code = *code << 4 | (value < 16 ? value : value - 6);
   }
   return true;
-}
-
-/* Write a code point as UTF-8, at most 4 bytes. */
-static char *encode(uint32_t code, char *to) {
-  if (code < 0x80) {
-    *to++ = (char)code;
-  } else if (code < 0x800) {
-    *to++ = (char)(0xC0 | code >> 6);
-    *to++ = (char)(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    *to++ = (char)(0xE0 | code >> 12);
-    *to++ = (char)(0x80 | (code >> 6 & 0x3F));
-    *to++ = (char)(0x80 | (code & 0x3F));
-  } else {
-    *to++ = (char)(0xF0 | code >> 18);
-    *to++ = (char)(0x80 | (code >> 12 & 0x3F));
-    *to++ = (char)(0x80 | (code >> 6 & 0x3F));
-    *to++ = (char)(0x80 | (code & 0x3F));
-  }
-  return to;
 }
 
 static bool read_escape(reader *in, char **to) {
@@ -171,28 +151,7 @@ static bool read_escape(reader *in, char **to) {
     return fail(in, "a surrogate stands alone");
   }
   if (code == 0) return fail(in, "a string contains NUL");
-  *to = encode(code, *to);
-  return true;
-}
-
-/* Copy one character of more than one byte, and check that it is the shortest form of one. */
-static bool read_wide(reader *in, char **to) {
-  unsigned char first = (unsigned char)*in->at;
-  int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
-  uint32_t code = first & (0x3Fu >> more);
-  static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
-  if (first < 0xC2 || first > 0xF4 || in->end - in->at <= more)
-    return fail(in, "the text is not UTF-8");
-  for (int i = 1; i <= more; i++) {
-    unsigned char byte = (unsigned char)in->at[i];
-    if ((byte & 0xC0) != 0x80) return fail(in, "the text is not UTF-8");
-    code = code << 6 | (byte & 0x3Fu);
-  }
-  if (code < least[more] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
-    return fail(in, "the text is not UTF-8");
-  memcpy(*to, in->at, (size_t)more + 1);
-  *to += more + 1;
-  in->at += more + 1;
+  *to += ortolan_utf8_write(code, *to);
   return true;
 }
 
@@ -209,10 +168,8 @@ static bool read_string(reader *in, const char **string) {
     if (byte == '\\') {
       in->at++;
       if (!read_escape(in, &to)) return false;
-    } else if (byte < 0x80) {
+    } else {
       *to++ = *in->at++;
-    } else if (!read_wide(in, &to)) {
-      return false;
     }
   }
   *to = 0;
@@ -304,18 +261,22 @@ ortolan_json *ortolan_json_read(const char *text, size_t size, const char **prob
                                 size_t *offset) {
   ortolan_json *document = calloc(1, sizeof *document);
   reader in = {.document = document, .start = text, .at = text, .end = text + size};
+  bool missing;
+  size_t wrong, valid = ortolan_utf8_valid(text, size, &missing, &wrong);
   *problem = NULL;
   *offset = 0;
   if (document == NULL) return NULL;
   document->root = allocate(&in, sizeof *document->root);
-  bool is_read = document->root != NULL;
-  if (is_read) {
+  if (document->root != NULL && valid < size) {
+    in.at += valid;
+    fail(&in, "the text is not UTF-8");
+  } else if (document->root != NULL) {
     *document->root = (json_value){.type = JSON_NULL};
-    is_read = read_value(&in, document->root);
+    bool is_read = read_value(&in, document->root);
     skip_space(&in);
-    if (is_read && in.at != in.end) is_read = fail(&in, "text follows the document");
+    if (is_read && in.at == in.end) return document;
+    if (is_read) fail(&in, "text follows the document");
   }
-  if (is_read) return document;
   *problem = in.problem;
   *offset = (size_t)(in.at - in.start);
   ortolan_json_free(document);
@@ -338,6 +299,6 @@ void ortolan_json_free(ortolan_json *document) {
 const json_value *ortolan_json_field(const json_value *object, const char *key) {
   if (object == NULL || object->type != JSON_OBJECT) return NULL;
   for (const json_value *field = object->item; field != NULL; field = field->next)
-    if (strcmp(field->key, key) == 0) return field;
+    if (strcmp(field->key, key) == 0) return field->type == JSON_NULL ? NULL : field;
   return NULL;
 }

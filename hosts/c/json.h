@@ -44,7 +44,7 @@ ortolan_json *ortolan_json_read(const char *text, size_t size, const char **prob
 const json_value *ortolan_json_root(const ortolan_json *document);
 void ortolan_json_free(ortolan_json *document);
 
-/* A field of an object, or NULL. */
+/* A field of an object, or NULL if it is missing or null. */
 const json_value *ortolan_json_field(const json_value *object, const char *key);
 
 #endif

@@ -141,13 +141,12 @@ static bool normalize(const ortolan_part *part, const ortolan_unicode *unicode, 
                       ortolan_text *other, bool *first, ortolan_error *error) {
   switch (part->kind) {
     case LOWERCASE:
-      each_character(LOWER, unicode, text, other, first);
-      break;
     case STRIP_ACCENTS:
-      each_character(MARKS, unicode, text, other, first);
-      break;
     case NMT:
-      each_character(NMT_SPACES, unicode, text, other, first);
+      each_character(part->kind == NMT         ? NMT_SPACES
+                     : part->kind == LOWERCASE ? LOWER
+                                               : MARKS,
+                     unicode, text, other, first);
       break;
     case STRIP:
       strip(part, unicode, text, other, first);

@@ -62,8 +62,9 @@ typedef struct {
   const ortolan_options *options;
   ortolan_sampler sampler;
   float *logits;
-  int32_t *tokens, first; /* first: forced, or -1 */
+  int32_t *tokens;
   size_t count, limit;
+  ortolan_opening *opening;
 } sequence;
 
 static bool check_ids(const ortolan_model *model, const char *what, const int32_t *ids,
@@ -113,18 +114,34 @@ static void exclude(sequence *s, const int32_t *ids, size_t count) {
   for (size_t i = 0; i < count; i++) s->logits[ids[i]] = -INFINITY;
 }
 
+/* Choose among the tokens that may come at this place. */
+static bool choose_among(sequence *s, int32_t *token, ortolan_error *error) {
+  const int32_t *allowed = s->opening->allowed[s->count];
+  size_t vocab_size = (size_t)s->model->bundle.vocab_size, count = s->opening->counts[s->count];
+  float *kept = malloc(count * sizeof *kept);
+  if (kept == NULL) return ortolan_no_memory(error);
+  for (size_t i = 0; i < count; i++) kept[i] = s->logits[allowed[i]];
+  for (size_t i = 0; i < vocab_size; i++) s->logits[i] = -INFINITY;
+  for (size_t i = 0; i < count; i++) s->logits[allowed[i]] = kept[i];
+  free(kept);
+  return ortolan_sampler_next(&s->sampler, s->logits, token, error);
+}
+
 /* Choose the next token from the logits, unless the model forces one. */
 static bool choose(sequence *s, int32_t *token, ortolan_error *error) {
   const ortolan_bundle *bundle = &s->model->bundle;
   int32_t forced = s->count + 1 == s->limit ? bundle->forced_last : -1;
-  if (forced < 0 && s->count == 0) forced = s->first;
+  bool opens = s->count < s->opening->count;
+  if (forced < 0 && opens && s->opening->counts[s->count] == 1)
+    forced = s->opening->allowed[s->count][0];
   if (forced >= 0) {
     *token = forced;
     ortolan_sampler_record(&s->sampler, forced);
     return true;
   }
+  if (opens) return choose_among(s, token, error);
   exclude(s, bundle->suppressed, bundle->suppressed_count);
-  if (s->count == (size_t)(s->first >= 0))
+  if (s->count == s->opening->count)
     exclude(s, bundle->suppressed_first, bundle->suppressed_first_count);
   if (s->count < s->options->min_new_tokens) {
     exclude(s, bundle->eos, bundle->eos_count);
@@ -137,6 +154,7 @@ static bool continue_sequence(sequence *s, ortolan_finish *finish, ortolan_error
   for (;;) {
     int32_t token;
     if (!choose(s, &token, error)) return false;
+    if (s->count == 0) s->opening->first = token;
     s->tokens[s->count++] = token;
     bool goes_on = s->options->on_token == NULL ||
                    s->options->on_token(token, s->options->context);
@@ -148,13 +166,15 @@ static bool continue_sequence(sequence *s, ortolan_finish *finish, ortolan_error
 }
 
 bool ortolan_continue(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
-                      int32_t first, const ortolan_options *options, int32_t *tokens,
+                      ortolan_opening *opening, const ortolan_options *options, int32_t *tokens,
                       size_t capacity, size_t *count, ortolan_finish *finish,
                       ortolan_error *error) {
   const ortolan_bundle *bundle = &model->bundle;
   ortolan_finish ignored;
+  ortolan_opening usual = {.allowed = {&bundle->forced_first}, .counts = {1},
+                           .count = bundle->forced_first >= 0};
   sequence s = {.model = model, .options = options, .tokens = tokens,
-                .first = first >= 0 ? first : bundle->forced_first};
+                .opening = opening == NULL ? &usual : opening};
   *count = 0;
   if (prompt_count == 0 && bundle->bos >= 0) prompt = &bundle->bos, prompt_count = 1;
   if (prompt_count == 0)
@@ -186,6 +206,6 @@ bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt
   if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
   *count = 0;
   return ortolan_check_kind(model, ORTOLAN_DECODER, error) &&
-         ortolan_continue(model, prompt, prompt_count, -1, options == NULL ? &greedy : options,
+         ortolan_continue(model, prompt, prompt_count, NULL, options == NULL ? &greedy : options,
                           tokens, capacity, count, finish, error);
 }

@@ -1,8 +1,8 @@
-/* Ortolan bundles in C: open one, chat, generate, translate, embed and classify texts, verify a
- * bundle here.
+/* Ortolan bundles in C: open one, chat, generate, translate, transcribe, embed and classify,
+ * verify a bundle here.
  *
  * A bundle is a folder written by `ortolan export`. This library reads decoders, encoders of texts,
- * and encoder-decoders of texts, and computes on the CPU with onnxruntime's C API.
+ * and encoder-decoders of texts and sounds, and computes on the CPU with onnxruntime's C API.
  *
  *     ortolan_error error;
  *     ortolan_model *model = ortolan_open("bundle", NULL, &error);
@@ -206,6 +206,25 @@ bool ortolan_chat_prompt(ortolan_model *model, const ortolan_message *messages, 
 bool ortolan_translate(ortolan_model *model, const char *source, size_t size, const char *first,
                        const ortolan_text_options *options, ortolan_finish *finish,
                        ortolan_error *error);
+
+typedef struct {
+  size_t struct_size;   /* set by ORTOLAN_SPEECH_OPTIONS */
+  const char *language; /* code of the spoken language, such as "de"; NULL to recognize it */
+  bool translate;       /* into English */
+  const ortolan_text_options *text; /* may be NULL */
+} ortolan_speech_options;
+
+#define ORTOLAN_SPEECH_OPTIONS {.struct_size = sizeof(ortolan_speech_options)}
+
+/* Samples per second of what ortolan_transcribe reads; 0 for other bundles. */
+int64_t ortolan_sample_rate(const ortolan_model *model);
+/* Transcribe one channel of at most one window of the model (Whisper: 30 seconds), without times.
+ * Samples are read during the call only. The text may begin with a space. `language` receives the
+ * code of the language, valid until ortolan_close, or NULL for a model of one language. `options`,
+ * `language` and `finish` may be NULL. */
+bool ortolan_transcribe(ortolan_model *model, const float *samples, size_t count,
+                        const ortolan_speech_options *options, const char **language,
+                        ortolan_finish *finish, ortolan_error *error);
 
 /* --- encoders --- */
 

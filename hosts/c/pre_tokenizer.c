@@ -53,10 +53,12 @@ bool ortolan_read_pre_tokenizer(ortolan_part *part, const char *type, const json
       return read_metaspace(part, value, path, in);
     case WHITESPACE:
       part->pattern.kind = ORTOLAN_PATTERN_WORDS;
+      part->number = ORTOLAN_REMOVED, part->flag = true;
       return true;
     case DIGITS:
       part->pattern.flag = ORTOLAN_IS_NUMERIC;
-      part->flag = ortolan_flag(value, "individual_digits", false);
+      part->number =
+          ortolan_flag(value, "individual_digits", false) ? ORTOLAN_ISOLATED : ORTOLAN_CONTIGUOUS;
       return true;
     case PUNCTUATION:
       part->pattern.flag = ORTOLAN_IS_PUNCTUATION;
@@ -70,6 +72,7 @@ bool ortolan_read_pre_tokenizer(ortolan_part *part, const char *type, const json
              ortolan_integer(in, value, path, "length", 1, 1 << 30, &part->number);
     default:
       part->pattern.flag = ORTOLAN_IS_SPACE;
+      part->number = ORTOLAN_REMOVED;
       return part->kind < count || ortolan_unknown_part(in, path, type);
   }
 }
@@ -168,16 +171,6 @@ static bool split(const ortolan_part *part, const char *text, size_t size, bool 
     case CHAR_DELIMITER:
       return ortolan_pattern_split(&delimiter, ORTOLAN_REMOVED, false, text, size, first, to,
                                    error);
-    case WHITESPACE:
-      return ortolan_pattern_split(&part->pattern, ORTOLAN_REMOVED, true, text, size, first, to,
-                                   error);
-    case WHITESPACE_SPLIT:
-      return ortolan_pattern_split(&part->pattern, ORTOLAN_REMOVED, false, text, size, first, to,
-                                   error);
-    case DIGITS:
-      return ortolan_pattern_split(&part->pattern,
-                                   part->flag ? ORTOLAN_ISOLATED : ORTOLAN_CONTIGUOUS, false, text,
-                                   size, first, to, error);
     default:
       return ortolan_pattern_split(&part->pattern, (ortolan_behavior)part->number, part->flag, text,
                                    size, first, to, error);

@@ -110,33 +110,23 @@ bool ortolan_sampler_open(ortolan_sampler *sampler, const ortolan_sampling *opti
   bool repeats = options->repetition_penalty != 1;
   bool counts = options->presence_penalty != 0 || options->frequency_penalty != 0;
   bool draws = options->temperature > 0;
-  if (repeats) sampler->seen = calloc(vocab_size, sizeof *sampler->seen);
-  if (counts) sampler->generated = calloc(vocab_size, sizeof *sampler->generated);
-  if (repeats || counts) sampler->scores = malloc(vocab_size * sizeof *sampler->scores);
-  if (draws) {
-    sampler->scratch = malloc(vocab_size * sizeof *sampler->scratch);
-    sampler->weights = malloc(vocab_size * sizeof *sampler->weights);
-    sampler->sorted = malloc(vocab_size * sizeof *sampler->sorted);
-    sampler->ids = malloc(vocab_size * sizeof *sampler->ids);
-    seed_sampler(sampler);
-  }
-  if ((repeats && sampler->seen == NULL) || (counts && sampler->generated == NULL) ||
-      ((repeats || counts) && sampler->scores == NULL) ||
-      (draws && (sampler->scratch == NULL || sampler->weights == NULL ||
-                 sampler->sorted == NULL || sampler->ids == NULL)))
-    return ortolan_no_memory(error);
+  /* doubles first, for their alignment */
+  double *next = sampler->memory = calloc(vocab_size, 2 * sizeof(double) + 5 * sizeof(float));
+  if (next == NULL) return ortolan_no_memory(error);
+  if (draws) sampler->weights = next, sampler->sorted = next + vocab_size, next += 2 * vocab_size;
+  float *floats = (float *)next;
+  if (repeats) sampler->seen = floats;
+  if (counts) sampler->generated = floats + vocab_size;
+  if (repeats || counts) sampler->scores = floats + 2 * vocab_size;
+  if (draws) sampler->scratch = floats + 3 * vocab_size;
+  if (draws) sampler->ids = (int32_t *)(floats + 4 * vocab_size);
+  seed_sampler(sampler);
   for (size_t i = 0; repeats && i < count; i++) sampler->seen[prompt[i]]++;
   return true;
 }
 
 void ortolan_sampler_close(ortolan_sampler *sampler) {
-  free(sampler->seen);
-  free(sampler->generated);
-  free(sampler->scores);
-  free(sampler->scratch);
-  free(sampler->weights);
-  free(sampler->sorted);
-  free(sampler->ids);
+  free(sampler->memory);
 }
 
 /* --- one token --- */

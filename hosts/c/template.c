@@ -106,13 +106,13 @@ bool ortolan_template_read(ortolan_template *templates, const json_value *root,
     if (list == NULL) return false;
     for (const json_value *item = list->item; item != NULL; item = item->next)
       if (!read_part(templates, item, &count, in)) return false;
-  } else if (value != NULL && value->type != JSON_NULL) {
+  } else if (value != NULL) {
     if (!read_part(templates, value, &count, in)) return false;
   }
   if (count == 0) {
     add(templates, false, FIRST, 0);
     add(templates, true, FIRST, 0);
-    add(templates, true, SECOND, value != NULL && value->type != JSON_NULL);
+    add(templates, true, SECOND, value != NULL);
   }
   return true;
 }

@@ -20,9 +20,8 @@ static bool read_vocabulary(ortolan_token_model *model, const json_value *value,
 
 static bool read_unknown(ortolan_token_model *model, const json_value *value,
                          const ortolan_fields *in) {
-  const json_value *token = ortolan_json_field(value, "unk_token");
   model->unknown = -1;
-  if (token == NULL || token->type == JSON_NULL) return true;
+  if (ortolan_json_field(value, "unk_token") == NULL) return true;
   const char *text = ortolan_string(in, value, "model", "unk_token");
   if (text == NULL) return false;
   model->unknown = ortolan_vocabulary_find(&model->vocabulary, text, strlen(text));
@@ -32,8 +31,7 @@ static bool read_unknown(ortolan_token_model *model, const json_value *value,
 static bool read_affix(ortolan_token_model *model, const json_value *value, const char *key,
                        const ortolan_fields *in) {
   ortolan_part part = {.size = 0};
-  const json_value *field = ortolan_json_field(value, key);
-  if (field == NULL || field->type == JSON_NULL) return true;
+  if (ortolan_json_field(value, key) == NULL) return true;
   if (!ortolan_part_text(&part, value, "model", key, in)) return false;
   model->affix = part.text, model->affix_size = part.size;
   return part.size <= MAX_AFFIX_BYTES || ortolan_invalid(in, "model", "one with a short affix");

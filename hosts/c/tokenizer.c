@@ -78,8 +78,7 @@ bool ortolan_parts_read(ortolan_parts *parts, const json_value *root, const char
                         const char *list, ortolan_read_part read, const ortolan_unicode *unicode,
                         const ortolan_fields *in) {
   const json_value *value = ortolan_json_field(root, key);
-  if (value == NULL || value->type == JSON_NULL) return true;
-  return read_part(parts, value, key, list, read, unicode, in);
+  return value == NULL || read_part(parts, value, key, list, read, unicode, in);
 }
 
 void ortolan_parts_free(ortolan_parts *parts) {
@@ -107,11 +106,10 @@ static bool read_all(ortolan_tokenizer *t, const json_value *root, int64_t vocab
                      const ortolan_fields *in) {
   const json_value *added = ortolan_json_field(root, "added_tokens");
   const json_value *model = ortolan_json_field(root, "model");
-  const json_value *decoder = ortolan_json_field(root, "decoder");
   if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
   for (const json_value *item = added == NULL ? NULL : added->item; item != NULL; item = item->next)
     if (!check_flags(item, "added_tokens", in)) return false;
-  t->has_decoder = decoder != NULL && decoder->type != JSON_NULL;
+  t->has_decoder = ortolan_json_field(root, "decoder") != NULL;
   if ((model != NULL && !check_flags(model, "model", in)) ||
       !ortolan_parts_read(&t->normalizer, root, "normalizer", "normalizers",
                           ortolan_read_normalizer, t->unicode, in) ||

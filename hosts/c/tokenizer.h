@@ -307,8 +307,8 @@ void ortolan_tokenizer_strip(const ortolan_tokenizer *tokenizer, const char **te
 
 /* --- completion.c --- */
 
-/* Continue token ids, and pass on the text. `first` is forced, unless it is -1; `form` may be NULL. */
-bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, int32_t first,
+/* Continue token ids, and pass on the text. `opening` and `form` may be NULL. */
+bool ortolan_complete(ortolan_model *model, const ortolan_ids *prompt, ortolan_opening *opening,
                       const ortolan_chat_form *form, const ortolan_text_options *options,
                       ortolan_finish *finish, ortolan_error *error);
 

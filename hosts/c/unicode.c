@@ -132,15 +132,20 @@ void ortolan_unicode_close(ortolan_unicode *unicode) {
 
 /* --- properties --- */
 
-/* Flags, and the combining class << 16. */
-static uint32_t properties(const ortolan_unicode *unicode, uint32_t point) {
-  size_t low = 0, high = unicode->run_count;
-  while (high - low > 1) {
+/* Number of values up to one, in ascending order. */
+static size_t rank_of(const uint32_t *values, size_t count, uint32_t value) {
+  size_t low = 0;
+  for (size_t high = count; low < high;) {
     size_t middle = low + (high - low) / 2;
-    if (unicode->starts[middle] <= point) low = middle;
+    if (values[middle] <= value) low = middle + 1;
     else high = middle;
   }
-  return unicode->flags[low];
+  return low;
+}
+
+/* Flags, and the combining class << 16. */
+static uint32_t properties(const ortolan_unicode *unicode, uint32_t point) {
+  return unicode->flags[rank_of(unicode->starts, unicode->run_count, point) - 1];
 }
 
 uint32_t ortolan_flags(const ortolan_unicode *unicode, uint32_t point) {
@@ -152,15 +157,10 @@ static uint32_t order_of(const ortolan_unicode *unicode, uint32_t point) {
 }
 
 static const uint32_t *mapped(const mapping *map, uint32_t point, size_t *count) {
-  size_t low = 0, high = map->count;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    if (map->points[middle] < point) low = middle + 1;
-    else high = middle;
-  }
-  if (low == map->count || map->points[low] != point) return NULL;
-  *count = map->starts[low + 1] - map->starts[low];
-  return &map->targets[map->starts[low]];
+  size_t rank = rank_of(map->points, map->count, point);
+  if (rank == 0 || map->points[rank - 1] != point) return NULL;
+  *count = map->starts[rank] - map->starts[rank - 1];
+  return &map->targets[map->starts[rank - 1]];
 }
 
 size_t ortolan_lower(const ortolan_unicode *unicode, uint32_t point, uint32_t lower[2]) {

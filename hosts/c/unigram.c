@@ -7,7 +7,6 @@
 bool ortolan_unigram_read(ortolan_token_model *model, const json_value *value,
                           const ortolan_fields *in) {
   const json_value *pieces = ortolan_array(in, value, "model", "vocab", 1 << 24);
-  const json_value *unknown = ortolan_json_field(value, "unk_id");
   if (pieces == NULL) return false;
   model->scores = malloc((pieces->count + 1) * sizeof *model->scores);
   if (model->scores == NULL) return ortolan_no_memory(in->error);
@@ -23,7 +22,7 @@ bool ortolan_unigram_read(ortolan_token_model *model, const json_value *value,
       return ortolan_no_memory(in->error);
   }
   model->unknown = -1;
-  if (unknown == NULL || unknown->type == JSON_NULL) return true;
+  if (ortolan_json_field(value, "unk_id") == NULL) return true;
   int64_t place;
   if (!ortolan_integer(in, value, "model", "unk_id", 0, (int64_t)pieces->count - 1, &place))
     return false;

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.hosts.c_library import Built
+from tests.hosts.c_library import REPOSITORY, Built
 from tests.runtime import tiny_translators
 from tests.runtime.chat.families import library, source
 from tests.runtime.damaged_bundles import edit_json, put
+from tests.runtime.transcription.tiny_whisper import EOS, sound, write_whisper
 
 import ortolan
 from ortolan import Sampling
@@ -182,6 +183,45 @@ def test_translations_equal_those_of_python(sanitized: Built, tmp_path: Path, fo
         completion = model.generate(text, max_new_tokens=6, first="Q")
         result = converse(sanitized, tmp_path / "bundle", "translate", text, "Q", new=6)
         assert result == (completion.text, [*completion.tokens])
+
+
+SOUNDS: tuple[tuple[str, float, dict[str, Any]], ...] = (
+    ("hear", 1.0, {}),
+    ("hear", 0.4, {}),
+    ("hear", 0.003, {"language": "de"}),
+    ("render", 0.7, {"language": "en", "translate": True}),
+    ("render", 0.9, {"translate": True}),
+)
+
+
+def test_transcriptions_equal_those_of_python(sanitized: Built, tmp_path: Path) -> None:
+    write_whisper(tmp_path / "checkpoint")
+    bundle = tmp_path / "bundle"
+    options = ortolan.ExportOptions(proof="quick", witness=False)
+    ortolan.export(tmp_path / "checkpoint", bundle, options=options)
+    model = ortolan.load(bundle, ortolan.Seq2Seq)
+    texts = set()
+    for task, seconds, spoken in SOUNDS:
+        samples = sound(seconds, seed=int(100 * seconds))
+        samples.tofile(tmp_path / "sound")
+        transcript = model.transcribe(samples, timestamps=False, **spoken)
+        language = [spoken["language"]] if "language" in spoken else []
+        text, ids = converse(sanitized, bundle, task, str(tmp_path / "sound"), *language, new=0)
+        words, _, code = text.rpartition("|")
+        tokens = [token for segment in transcript.segments for token in segment.tokens]
+        assert (words.strip(), code) == (transcript.text, transcript.language)
+        assert [token for token in ids[3:] if token != EOS] == tokens
+        texts.add(words)
+    assert len(texts) > 2
+    for file, more, expected in (
+        ("checkpoint/none", [], "input: A sound must have 1 to 16000 samples at 16000 Hz (got 0)"),
+        ("sound", ["fr"], "input: The model does not know the language `fr`"),
+    ):
+        error, _ = converse(sanitized, bundle, "hear", str(tmp_path / file), *more)
+        assert error.startswith(expected)
+    assert converse(sanitized, bundle, "translate", "a")[0].startswith("kind: This bundle reads s")
+    error, _ = converse(sanitized, REPOSITORY / "none", "hear", "x")
+    assert error.startswith("bundle-not-found: ")
 
 
 def test_wrong_sources_are_refused(sanitized: Built, bundle_of: Any, tmp_path: Path) -> None:

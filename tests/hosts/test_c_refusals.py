@@ -211,12 +211,12 @@ JSON = dict.fromkeys(
 
 @pytest.mark.parametrize(("text", "outcome"), JSON.items())
 def test_json_is_read_or_rejected(built: Built, text: str, outcome: str) -> None:
-    assert built.run("read_json", text=text).stdout == f"{outcome}\n"
+    assert built.run("fuzz_json", text=text).stdout == f"{outcome}\n"
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
 def test_text_that_is_not_utf8_is_rejected(built: Built, data: bytes) -> None:
     done = subprocess.run(
-        [built.folder / "read_json"], input=b'"' + data + b'"', capture_output=True
+        [built.folder / "fuzz_json"], input=b'"' + data + b'"', capture_output=True
     )
     assert done.stdout == b"the text is not UTF-8\n"

@@ -1,7 +1,8 @@
-/* Chat or translate, for tests: converse BUNDLE prompt|chat|translate NEW [TEXT...]
+/* Chat, translate or transcribe, for tests: converse BUNDLE TASK NEW [TEXT...]
  *
- * A text begins with the first letter of its role; of a translation, the first text is the source
- * and the second the first token. Prints the prompt, or the text of the answer and its ids. */
+ * A text begins with the first letter of its role. TASK is `prompt`, `chat`, `translate` (of which
+ * the texts are the source and the first token), `hear` or `render` (a file of float32 samples, and
+ * a language; the second translates). Prints the text and the ids. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,18 @@
 
 static bool print(const char *text, size_t size, void *file) {
   return fwrite(text, 1, size, file) == size;
+}
+
+static bool hear(ortolan_model *model, const char *file, ortolan_speech_options options,
+                 ortolan_error *error) {
+  static float samples[1 << 20];
+  const char *language = NULL;
+  FILE *sound = fopen(file, "rb");
+  size_t count = sound == NULL ? 0 : fread(samples, sizeof *samples, 1 << 20, sound);
+  if (sound != NULL) fclose(sound);
+  bool ok = ortolan_transcribe(model, samples, count, &options, &language, NULL, error);
+  printf("|%s", language == NULL ? "" : language);
+  return ok;
 }
 
 static bool note(int32_t token, void *file) {
@@ -39,6 +52,13 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[2], "prompt") == 0)
       ok = ortolan_chat_prompt(model, messages, count, written, sizeof written, &size, &error) &&
            print(written, size, stdout);
+    else if (strcmp(argv[2], "translate") != 0)
+      ok = hear(model, argv[4],
+                (ortolan_speech_options){.struct_size = sizeof(ortolan_speech_options),
+                                         .language = count > 1 ? argv[5] : NULL,
+                                         .translate = strcmp(argv[2], "render") == 0,
+                                         .text = &options},
+                &error);
     else
       ok = ortolan_translate(model, argv[4], strlen(argv[4]), count > 1 ? argv[5] : NULL, &options,
                              NULL, &error);

@@ -1,5 +1,6 @@
 /* Read mutated copies of a document: fuzz_json FILE ROUNDS. Built with sanitizers, it stops at the
- * first read or write outside of memory. Prints how many copies were still JSON. */
+ * first read or write outside of memory. Prints how many copies were still JSON. Without arguments,
+ * reads a document from standard input, and prints "valid" or the problem. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,18 @@ static size_t mutate(char *text, size_t size) {
   return size;
 }
 
+static int read_input(void) {
+  static char text[1 << 20];
+  const char *problem;
+  size_t size = fread(text, 1, sizeof text, stdin), offset;
+  ortolan_json *document = ortolan_json_read(text, size, &problem, &offset);
+  puts(document != NULL ? "valid" : problem);
+  ortolan_json_free(document);
+  return document == NULL;
+}
+
 int main(int argc, char **argv) {
+  if (argc == 1) return read_input();
   FILE *file = argc == 3 ? fopen(argv[1], "rb") : NULL;
   if (file == NULL || fseek(file, 0, SEEK_END) != 0) return 2;
   size_t size = (size_t)ftell(file), valid = 0, rounds = strtoul(argv[2], NULL, 10);
