@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hosts import tokenizer_cases
 from tests.hosts.js_runs import places, run_tests
 from tests.runtime import tiny_tokenizers
 from tests.runtime.tiny_tokenizers import CORPUS
@@ -164,10 +165,8 @@ def pair(tokenizer: Tokenizer, first: str, second: str) -> Document:
     }
 
 
-def case(name: str, count: int) -> Document:
-    made = KINDS[name]()
+def case(name: str, made: Document, chosen: list[str]) -> Document:
     tokenizer = Tokenizer.from_bytes(json.dumps(made).encode())
-    chosen = texts(count)
     pairs = zip(chosen[2:30], chosen[5:], strict=False)
     return {
         **{"name": name, "file": made, "size": tokenizer.vocab_size},
@@ -178,4 +177,13 @@ def case(name: str, count: int) -> Document:
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_tokenizers_equal_those_of_python(count: int, tmp_path: Path) -> None:
-    run_tests("tokenizers", [case(name, count) for name in KINDS], tmp_path)
+    cases = [case(name, made(), texts(count)) for name, made in KINDS.items()]
+    run_tests("tokenizers", cases, tmp_path)
+
+
+@pytest.mark.slow
+def test_tokenizers_that_c_reads_equal_those_of_python(tmp_path: Path) -> None:
+    chosen = [*tokenizer_cases.texts(600, seed=2)]
+    names = [*tokenizer_cases.KINDS, *tokenizer_cases.SHIPPED]
+    cases = [case(name, json.loads(tokenizer_cases.document(name)), chosen) for name in names]
+    run_tests("tokenizers", cases, tmp_path)

@@ -103,16 +103,21 @@ function recomposed(parts) {
   return result;
 }
 
-/** Change the normal form. New characters are at the place of the one before them; joined ones, of the first. */
-function composed(chars, form) {
-  if (/^[\0-\x7f]*$/.test(joined(chars))) return chars;
-  const parts = decomposed(chars, form.replace(/C$/, "D"));
+/** New characters are at the place of the old one before them; those that replace several, of the first. */
+function moved(chars, parts) {
   let at = 0;
-  return (form.endsWith("C") ? recomposed(parts) : parts).map(({ char, added }) => {
-    const [, start, end] = chars[added > 0 ? Math.max(at - 1, 0) : at];
+  return parts.map(({ char, added }) => {
+    const [, start, end] = chars[Math.min(Math.max(added > 0 ? at - 1 : at, 0), chars.length - 1)];
     if (added <= 0) at += 1 - added;
     return [char, start, end];
   });
+}
+
+/** Change the normal form. */
+function composed(chars, form) {
+  if (/^[\0-\x7f]*$/.test(joined(chars))) return chars;
+  const parts = decomposed(chars, form.replace(/C$/, "D"));
+  return moved(chars, form.endsWith("C") ? recomposed(parts) : parts);
 }
 
 function ofBert({ clean_text: cleans, handle_chinese_chars: splits, strip_accents: strips, lowercase }, chars) {
@@ -159,14 +164,19 @@ const tables = new Map();
 function precompiled({ precompiled_charsmap: base64 }, chars) {
   if (!tables.has(base64)) tables.set(base64, new Table(base64));
   const table = tables.get(base64);
-  let at = 0;
-  return Array.from(new Intl.Segmenter().segment(joined(chars)), ({ segment }) => {
-    const size = Array.from(segment).length;
-    const part = chars.slice(at, (at += size));
+  const parts = [];
+  const replace = (old, now) => {
+    const more = now.length - old.length;
+    parts.push(...now.map((char, index) => ({ char, added: index < old.length ? 0 : 1 })));
+    if (more < 0 && parts.length) parts.at(-1).added += more;
+  };
+  for (const { segment } of new Intl.Segmenter().segment(joined(chars))) {
+    const old = Array.from(segment);
     const whole = utf8.encode(segment).length < 6 ? table.find(segment) : undefined;
-    const change = (now, old) => Array.from(now, (char, index) => [char, ...old[Math.min(index, old.length - 1)].slice(1)]);
-    return whole === undefined ? part.flatMap((char) => change(table.find(char[0]) ?? char[0], [char])) : change(whole, part);
-  }).flat();
+    if (whole !== undefined) replace(old, Array.from(whole));
+    else for (const char of old) replace([char], Array.from(table.find(char) ?? char));
+  }
+  return moved(chars, parts);
 }
 
 const stripped = (chars, left, right) => {

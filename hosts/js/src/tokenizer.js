@@ -33,7 +33,7 @@ export class Tokenizer {
     this.#size = size;
     try {
       // which is asked for the entries of texts alone
-      const parts = { normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null };
+      const parts = { normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null, added_tokens: [] };
       this.#library = new Library({ ...file, ...parts }, { ...config, clean_up_tokenization_spaces: false });
     } catch (cause) {
       throw new TokenizerError(`tokenizer.json cannot be loaded: ${cause.message}. Copy the file again.`, { cause });
@@ -132,14 +132,16 @@ export class Tokenizer {
     check(half < 0, TokenizerError, `The text has half a surrogate pair at index ${half}. Decode its source as UTF-8 or UTF-16.`);
     let word = 0;
     const tokens = [];
+    const written = new Set(); // added tokens that are in the text
     for (const { chars, id } of this.#sections(text)) {
-      if (id !== undefined) tokens.push({ id, ...extent(chars), word: word++ });
+      if (id !== undefined) written.add(tokens[tokens.push({ id, ...extent(chars), word: word++ }) - 1]);
       else for (const piece of pieces(this.#file.pre_tokenizer, chars)) tokens.push(...this.#read(piece, word++));
     }
     const processors = [this.#file.post_processor?.processors ?? this.#file.post_processor].flat();
     for (const processor of processors) {
       const trims = ["ByteLevel", "RobertaProcessing"].includes(processor?.type) && (processor.trim_offsets ?? true);
-      if (trims) tokens.forEach((token, index) => this.#trim(text, token, (processor.add_prefix_space ?? true) && (index === 0 || token.start === 0)));
+      const entry = (token) => (written.has(token) ? text.slice(token.start, token.end) : (this.#entry(token.id) ?? ""));
+      if (trims) tokens.forEach((token, index) => trim(text, token, Array.from(entry(token)), (processor.add_prefix_space ?? true) && (index === 0 || token.start === 0)));
     }
     return tokens;
   }
@@ -169,19 +171,22 @@ export class Tokenizer {
     let at = 0;
     const tokens = [];
     const unknown = this.#unknown;
+    const drops = unknown === undefined && this.#library.model.bpe;
+    // the library leaves out the bytes of characters that BPE drops when it counts those before a token
+    const units = drops ? piece.flatMap((char) => Array(utf8.encode(char[0]).length).fill(char)) : piece;
     const { fuse_unk: fuses, byte_fallback: spells } = this.#file.model;
-    for (const { entry, size } of this.#entries(joined(piece))) {
-      const place = extent(piece.slice(at, at + size));
-      const bytes = spells && !this.#vocab.has(entry) ? utf8.encode(joined(piece.slice(at, at + size))) : [];
+    for (const { entry, size: count } of this.#entries(joined(piece))) {
+      const size = drops ? utf8.encode(Array.from(entry).slice(0, count).join("")).length : count;
+      const chars = units.slice(at, at + size);
+      const place = extent(chars);
+      const id = this.#vocab.get(entry);
+      const spelled = spells && id === undefined ? Array.from(utf8.encode(drops ? entry : joined(chars)), byteEntry).map((own) => this.#vocab.get(own)) : [];
+      const last = tokens.at(-1);
+      if (spelled.length && !spelled.includes(undefined)) tokens.push(...spelled.map((own) => ({ id: own, ...place, word })));
+      else if (id === undefined && unknown === undefined) continue;
+      else if (id === undefined && last?.id === unknown && fuses) last.end = place.end;
+      else tokens.push({ id: id ?? unknown, ...place, word });
       at += size;
-      const spelled = Array.from(bytes, (byte) => this.#vocab.get(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`));
-      if (spelled.length && !spelled.includes(undefined)) tokens.push(...spelled.map((id) => ({ id, ...place, word })));
-      else {
-        const id = this.#vocab.get(entry) ?? unknown;
-        const last = tokens.at(-1);
-        if (id === unknown && last?.id === unknown && fuses) last.end = place.end;
-        else if (id !== undefined) tokens.push({ id, ...place, word });
-      }
     }
     return tokens;
   }
@@ -212,22 +217,9 @@ export class Tokenizer {
     return entries.map((entry, index) => ({ entry, size: size(entry) - (index ? size(prefix) : 0) }));
   }
 
-  /** Leave spaces out of the place of a token that spells bytes. */
-  #trim(text, token, keepsOne) {
-    const entry = Array.from(this.#added.has(token.id) ? text.slice(token.start, token.end) : (this.#entry(token.id) ?? ""));
-    const first = entry.findIndex((char) => !isSpace(char));
-    const trailing = first < 0 ? entry.length : entry.length - 1 - entry.findLastIndex((char) => !isSpace(char));
-    let leading = first < 0 ? entry.length : first;
-    if (leading === 1 && keepsOne) leading = 0; // the space that the tokenizer put there
-    const chars = Array.from(text.slice(token.start, token.end));
-    const rest = chars.splice(Math.min(leading, chars.length));
-    token.start += chars.join("").length;
-    token.end -= rest.slice(Math.max(rest.length - trailing, 0)).join("").length;
-  }
-
   /** Put special tokens around one text or two. */
   #around(first, second) {
-    let parts = { A: first.map((token) => ({ type: 0, ...token })), B: second?.map((token) => ({ type: 0, ...token })) };
+    let parts = { A: first.map((token) => ({ type: 0, ...token })), B: second?.map((token) => ({ type: this.#file.post_processor == null ? 0 : 1, ...token })) };
     let result = second ? [...parts.A, ...parts.B] : parts.A;
     const special = (id, type) => ({ id, type });
     for (const processor of [this.#file.post_processor?.processors ?? this.#file.post_processor].flat()) {
@@ -256,6 +248,21 @@ function finder(tokens) {
   const texts = [...tokens.keys()].sort((a, b) => b.length - a.length).map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   return { tokens, pattern: new RegExp(`(${texts.join("|")})`, "u") };
 }
+
+/** Leave the spaces of an entry of the vocabulary out of the place of its token. */
+function trim(text, token, entry, keepsOne) {
+  const first = entry.findIndex((char) => !isSpace(char));
+  const trailing = first < 0 ? entry.length : entry.length - 1 - entry.findLastIndex((char) => !isSpace(char));
+  let leading = first < 0 ? entry.length : first;
+  if (leading === 1 && keepsOne) leading = 0; // the space that the tokenizer put there
+  const chars = Array.from(text.slice(token.start, token.end));
+  const rest = chars.splice(Math.min(leading, chars.length));
+  token.start += chars.join("").length;
+  token.end -= rest.slice(Math.max(rest.length - trailing, 0)).join("").length;
+}
+
+/** How a vocabulary spells a byte. */
+const byteEntry = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
 
 /** Start and end of characters. */
 const extent = (chars) => ({ start: chars[0]?.[1] ?? 0, end: chars.at(-1)?.[2] ?? 0 });
