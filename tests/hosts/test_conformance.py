@@ -92,6 +92,8 @@ def in_c(built: Built, bundle: Path, case: Case) -> Case:
             new = options["max_new_tokens"]
             said = [converse(built, bundle, "translate", text, new=new) for text in sources]
             return {"result": [{"text": text, "tokens": tokens} for text, tokens in said]}
+        case "transcribe", [heard]:
+            return heard_in_c(built, bundle, case, conformance.given(heard))
         case ("embed" | "classify") as task, [[*inputs]] if isinstance(inputs[0], str | list):
             texts = [text if isinstance(text, str) else "\n".join(text) for text in inputs]
             environment = {"TRUNCATE": "1"} if options.get("truncate") else {}
@@ -103,6 +105,23 @@ def in_c(built: Built, bundle: Path, case: Case) -> Case:
             assert done.returncode == 1, f"C runs {bundle.name}: call it, and change the table"
             return {"refused": f"error `{done.stderr.partition(':')[0]}`"}
     return {"error": done.stderr.partition(":")[0]} if done.returncode else {"result": result}
+
+
+def heard_in_c(built: Built, bundle: Path, case: Case, samples: Any) -> Case:
+    """What C understands of a sound: a window, without times."""
+    file, options = bundle.parent / "sound", case["options"]
+    samples.tofile(file)
+    words = [options["language"]] if "language" in options else []
+    done = built.run("converse", bundle, "hear", 0, file, *words)
+    code = done.stderr.strip().splitlines()[-1].partition(":")[0]
+    if done.returncode and code == "kind":
+        return {"refused": f"error `{code}`"}
+    if "error" not in case and options.get("timestamps", True):
+        return {"refused": "times of segments"}
+    if done.returncode:
+        return {"error": code}
+    text, _, language = done.stdout.split("\0")[0].rpartition("|")
+    return {"result": {"text": text.strip(), "language": language}}
 
 
 def run_arguments(bundle: Path, ids: Sequence[int], options: Case) -> list[object]:
@@ -147,7 +166,8 @@ def column(built: Built, bundles: dict[str, Path], cases: list[Case]) -> str:
             continue
         check_in_c(case, got)
         count += 1
-    return str(count) if not refused else f"refused: {', '.join(sorted({*refused}))}"
+    cells = [str(count)] * (count > 0)
+    return "; ".join(cells + [f"refused: {', '.join(sorted({*refused}))}"] * bool(refused))
 
 
 def test_in_c_and_the_table_of_the_guide(built: Built, bundles: dict[str, Path]) -> None:
