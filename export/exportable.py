@@ -92,15 +92,19 @@ class Exportable:
 
     Attributes:
         kind: one of `ortolan.runtime.bundle.kinds.KINDS`.
+        origin: where it comes from.
         context_length: longest context in tokens; for images, the number of vectors.
         vocab_size: of the decoder, or of the encoder's texts; 1 for images; with CTC, the number of
             symbols.
         source_vocab_size: of the encoder's texts; `vocab_size` where it has none.
         module: its parameters lie on `meta` and are named as in `weights`.
         forward: calls `module` (see `ortolan.export.streamed`).
+        weights: trained tensors by name, read when asked for.
         tables: computed tensors, by the names of initializers.
+        trace: makes the graph of a role.
         states: of the decoder, for a type of activations.
         maps: names of the attention maps, in the order of the layers.
+        companions: further files of the bundle by name, such as tokenizer.json.
         tokens: special ids; none for an encoder of images.
         tokenizer: None where the model reads only ids, or images.
         source: input of the encoder; None for a decoder-only model.
@@ -116,6 +120,8 @@ class Exportable:
         features: vectors of images or sounds that the decoder reads; None if it reads text alone.
         hidden: states of every token that its graphs return, if they do.
         comparison: how an encoder of images compares them with texts; None if it does not.
+        speech: tokens with which the decoder transcribes, as in Whisper; None for other models.
+        dictation: how a decoder that reads sounds writes down what it hears; None if it does not.
         parts: models that become bundles in the bundle, by the names of their folders: the encoder
             that computes `features`, the head that reads `hidden`, the texts of `comparison`.
         notes: warnings before the export.
