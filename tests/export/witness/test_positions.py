@@ -19,6 +19,8 @@ from ortolan.export.witness import ask as asking
 from ortolan.export.witness import child
 from ortolan.runtime.bundle.witness import Witness
 
+pytestmark = pytest.mark.slow
+
 WINDOWED = LLAMA | {
     "model_type": "qwen2",
     "use_sliding_window": True,

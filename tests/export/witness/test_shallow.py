@@ -84,13 +84,12 @@ def ask(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
     return asking.ask(folder / "out", source, model, DEFAULTS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("bert", "t5", "distilbert", "vit", "embedder"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "wav2vec2", "reranker")),
-    ],
-)
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name not in ("bert", "t5")
+]
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", *SLOW])
 def test_first_layers_are_asked_about(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,9 @@ def test_first_layers_are_asked_about(
     assert witness.accepted == ()
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "embedder"])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit", "embedder"))]
+)
 def test_first_layers_of_an_encoder_that_differ_reject_the_bundle(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
