@@ -75,7 +75,7 @@ def test_in_node(rows: list[Case], device: str, tmp_path: Path) -> None:
 
 
 def in_c(built: Built, bundle: Path, case: Case) -> Case:
-    """What C computes, of that which its programs print, or the code of its error."""
+    """What C computes, as far as its programs print it, or the code of its error."""
     options = dict(case["options"])
     match case["method"], case["arguments"]:
         case "generate", [[*ids]] if all(isinstance(token, int) for token in ids):
