@@ -12,6 +12,7 @@ SMOLLM2 := build/SmolLM2-135M-Instruct.Q4_1.gguf
 SLOWEST := arm cli/test_install.py cli/test_ready_at_once.py cases/test_families.py end_to_end/test_demo.py \
 	export/locality export/trace/test_kinds_of_positions.py export/trace/test_repeat.py \
 	export/source/transformers/test_adapter.py export/source/transformers/test_weights.py gpu/test_software_gpu.py \
+	export/source/transformers/test_private.py export/witness/test_faults.py \
 	hostile/test_faults.py modeling/families/test_inert_keys.py server/test_clients.py
 
 .DEFAULT_GOAL := all
@@ -78,11 +79,11 @@ test-ci: $(INSTALLED)
 		$(SLOWEST:%=--ignore=tests/%)
 
 # All slow tests: also every family, model type and config key of transformers, modules that the locality
-# check must reject, clients and installs in new environments, faults in every file operation, and the demo.
+# check must reject, clients and installs in new environments, faults of readers and of file operations, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
 
-# The header that the tests of hosts/c need, in build/. Uses apt-get, and the network once.
+# The headers that the tests of hosts/c need, in build/. Uses apt-get, and the network once.
 onnxruntime-header: $(INSTALLED)
 	$(BIN)/python -m tests.hosts.header build/onnxruntime
 

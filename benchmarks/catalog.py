@@ -88,8 +88,8 @@ GENAI = Peer(
     name="onnxruntime-genai",
     requirements=(
         "onnxruntime-genai==0.18.0",
-        # Its model builder needs these without declaring them.
-        *("onnx", "onnx-ir", "onnxruntime", "torch", "transformers"),
+        # Its model builder needs the others without declaring them.
+        *("onnxruntime==1.32.0", "onnx", "onnx-ir", "torch", "transformers"),
     ),
     convert={precision: (*BUILDER, "-p", precision) for precision in PRECISIONS},
     worker="workers.genai",
@@ -109,7 +109,7 @@ GENAI_PRUNED = replace(
 
 LLAMA_CPP = Peer(
     name="llama.cpp",
-    requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy"),
+    requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy", "torch", "transformers"),
     build={
         # For this processor, through compiler flags, so that AMX can be left out: its AMX kernels
         # crash at the first prompt (0.3.36, Xeon with AMX).
@@ -155,6 +155,20 @@ OPENVINO = Peer(
     versions=("openvino-genai", "openvino", "optimum-intel", "nncf"),
 )
 
+TO_EXECUTORCH = ("{bin}/python", "-m", "workers.to_executorch", "{checkpoint}", "{model}")
+
+EXECUTORCH = Peer(
+    name="executorch",
+    requirements=("executorch==1.5.1", "torch", "safetensors", "numpy"),
+    convert={
+        "fp32": TO_EXECUTORCH,
+        # Its default of 128 leaves matrices in float32 whose rows it does not divide, silently.
+        "int4": (*TO_EXECUTORCH, "32", "4,32"),
+    },
+    worker="workers.executorch_program",
+    versions=("executorch", "torchao"),
+)
+
 TRANSFORMERS = Peer(
     name="transformers",
     requirements=("transformers", "torch"),
@@ -170,5 +184,6 @@ PEERS = (
     GENAI_PRUNED,
     LLAMA_CPP,
     OPENVINO,
+    EXECUTORCH,
     TRANSFORMERS,
 )

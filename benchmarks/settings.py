@@ -51,6 +51,12 @@ def ours(line: str, label: str, *arguments: str, precision: str = "int4") -> Set
     return point(tool, label, peer, *peer.convert[precision], precision=precision)
 
 
+def sized(line: str, megabytes: int, *arguments: str) -> Setting:
+    """Ortolan, choosing 4 or 8 bits for each weight by a size of all."""
+    size = ("--target-size", str(megabytes))
+    return ours(line, f"{megabytes} MB", *size, *arguments, precision="auto")
+
+
 def groups(line: str, *arguments: str) -> tuple[Setting, ...]:
     """A line of Ortolan's with one point per group size."""
     return tuple(
@@ -58,9 +64,11 @@ def groups(line: str, *arguments: str) -> tuple[Setting, ...]:
     )
 
 
-def gguf(kind: str) -> Setting:
-    """A quantization type of llama.cpp."""
-    return point("llama.cpp", kind, LLAMA_CPP, *LLAMA_CPP.convert["fp32"][:-1], f"MOSTLY_{kind}")
+def gguf(kind: str, *texts: str) -> Setting:
+    """A quantization type of llama.cpp, with an importance matrix if there are texts for it."""
+    convert = (*LLAMA_CPP.convert["fp32"][:-1], f"MOSTLY_{kind}", *texts)
+    tool = "llama.cpp imatrix" if texts else "llama.cpp"
+    return point(tool, kind, LLAMA_CPP, *convert)
 
 
 def nncf(label: str, *arguments: str) -> Setting:
@@ -71,6 +79,14 @@ def nncf(label: str, *arguments: str) -> Setting:
 
 
 GROUP_SIZES = (32, 64, 128, 256)
+
+SIZES = (80, 87, 95, 103, 110, 118, 130)
+"""Sizes of weights in MB to choose bits for, about those of SmolLM2 135M elsewhere."""
+
+IMPORTANCE = tuple(f"/usr/share/games/fortunes/{name}" for name in ("literature", "science"))
+"""English for importance matrices, from Debian's package fortunes."""
+
+GGUF = ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 
 SETTINGS = (
     *(
@@ -86,12 +102,15 @@ SETTINGS = (
     ours("", "int4"),
     *(ours("effort", effort, "--effort", effort) for effort in ("quick", "normal", "best")),
     ours("auto", "KL 0.05", "--max-kl", "0.05", precision="auto"),
+    *(sized("auto", mb) for mb in SIZES),
+    *(sized("auto best", mb, "--effort", "best") for mb in SIZES),
     ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
     *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
     point("onnxruntime-genai", "int4", GENAI, *GENAI.convert["int4"]),
-    *(gguf(kind) for kind in ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")),
+    *(gguf(kind) for kind in GGUF),
+    *(gguf(kind, *IMPORTANCE) for kind in GGUF[:4]),
     nncf("int4"),
     *(
         nncf(f"g{size} {form}", "--group-size", str(size), *arguments)

@@ -1,10 +1,14 @@
 """Warnings before an export, and advice after it on coming closer to the trained model."""
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.low_bit import Quantization
 from ortolan.export.options import GROUP_SIZES
 from ortolan.export.parameters import is_matrix, weights_of
+from ortolan.export.quantize.effects import lengths
 from ortolan.export.quantize.schemes import NARROW, is_block, scheme_of, stored_scheme
+from ortolan.export.quantize.tune import obstacle
 from ortolan.export.settings import Plan
 
 UNCALIBRATED_WIDTH = 1024
@@ -30,7 +34,7 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
         return ()
     warnings = []
     method, group = quantization.method, quantization.scheme.group
-    if method != "gptq" and width < UNCALIBRATED_WIDTH:
+    if method != "gptq" and quantization.sensitive is None and width < UNCALIBRATED_WIDTH:
         warnings.append(
             f"4 bits by {method} are usually poor in a model {width} wide, and a poor bundle is "
             f"deleted. {_calibrating(quantization, 'Leave out')}, choose --precision int8, or keep "
@@ -42,6 +46,33 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
             f"--group-size {min(GROUP_SIZES)}, or leave it out."
         )
     return tuple(warnings)
+
+
+def untrained(model: Exportable, plan: Plan, inputs: Inputs) -> tuple[str, ...]:
+    """Why the best effort will train no scales; empty where it does, or another was chosen.
+
+    `inputs` are those to calibrate on, unless the model writes them.
+    """
+    quantization = plan.quantization
+    if (
+        quantization is None
+        or plan.auto
+        or not quantization.trains_scales
+        or quantization.method != "gptq"
+    ):
+        return ()
+    tokens = sum(lengths(model, inputs)) or (
+        quantization.calibration_sequences * min(SEQUENCE_LENGTH, model.context_length)
+    )
+    names = [
+        name
+        for name, owner, weight in weights_of(model.module)
+        if is_matrix(model, owner, weight)
+        and stored_scheme(model.weights, name)
+        != scheme_of(name, weight.shape[-1], quantization, model.weights)
+    ]
+    reason = obstacle(tokens, model, names)
+    return (f"--effort best calibrates, but trains no scales: {reason}.",) if reason else ()
 
 
 def _keeps_blocks(model: Exportable, quantization: Quantization) -> bool:

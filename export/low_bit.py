@@ -44,26 +44,33 @@ CACHE_SEQUENCES = 32
 
 
 class EffortSettings(NamedTuple):
-    """What an effort stands for; see `quantize.tune` for the training of scales."""
+    """What an effort stands for; see `quantize.tune` for the training of scales.
+
+    `keeps_8_bits` in weights that lose most by rounding (`Quantization.sensitive`).
+    """
 
     method: Method
     sequences: int
-    trains_scales: bool
+    trains_scales: bool = False
+    keeps_8_bits: bool = False
 
 
 EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, EffortSettings]] = {
     4: {
-        "quick": EffortSettings("rtn", 16, False),
-        "normal": EffortSettings("gptq", 16, False),
-        "best": EffortSettings("gptq", 32, True),
+        "quick": EffortSettings("rtn", 16, keeps_8_bits=True),
+        "normal": EffortSettings("gptq", 16),
+        "best": EffortSettings("gptq", 32, trains_scales=True),
     },
     8: {
-        "quick": EffortSettings("rtn", 16, False),
-        "normal": EffortSettings("rtn", 16, False),
-        "best": EffortSettings("gptq", 32, False),
+        "quick": EffortSettings("rtn", 16),
+        "normal": EffortSettings("rtn", 16),
+        "best": EffortSettings("gptq", 32),
     },
 }
 """By the bits of the weights (docs/adr/0039)."""
+
+CHEAPER: Mapping[Effort, Effort] = {"best": "normal", "normal": "quick"}
+"""The next effort that takes less time."""
 
 Reuse = Literal["all", "plain", "none"]
 
@@ -75,6 +82,8 @@ class Quantization:
     Attributes:
         scheme: format of the products in blocks.
         head: format of the head and the embedding, which may share a table.
+        sensitive: format of the products in narrow blocks that lose most by rounding, while other
+            short rows get zero points; None for that of `scheme` (`schemes.assign_schemes`).
         options: of the command line that chose another method than calibration.
         narrow_group: group size of 4-bit rows shorter than `schemes.NARROW`; None for that of
             `scheme` or `head`.
@@ -89,6 +98,7 @@ class Quantization:
     scheme: Scheme
     head: Scheme
     method: Method
+    sensitive: Scheme | None = None
     options: tuple[str, ...] = ()
     narrow_group: GroupSize | None = None
     shrink_groups: bool = False
@@ -136,6 +146,7 @@ def quantization_of(kind: str, weights: Int8 | Int4, device: Device) -> Quantiza
         scheme=scheme,
         head=replace(scheme, bits=head_bits, group=_group_size(device, head_group, GROUP_SIZE)),
         method=method,
+        sensitive=replace(scheme, bits=8) if work.keeps_8_bits and not weights.method else None,
         options=tuple(chosen),
         narrow_group=NARROW_GROUP_SIZE if is_default and weights.bits == 4 else None,
         shrink_groups=is_default,

@@ -69,8 +69,8 @@ class Int4(_Integers):
     The fields are those of `Int8`, with other defaults.
 
     Attributes:
-        effort: `quick` rounds to nearest; `normal` calibrates; `best` does so on more data, and
-            then trains the scales.
+        effort: `quick` rounds to nearest, and keeps 8 bits where a narrow model loses most;
+            `normal` calibrates; `best` does so on more data, and then trains the scales.
         group_size: by default 128, or 256 in blocks below a 4-bit head; 32 in rows of fewer than
             2048 columns. An 8-bit head keeps its own.
         head_bits: bits of the head and the embedding; by default 4 in a decoder when

@@ -10,8 +10,8 @@ import msgspec
 import onnx_ir as ir
 
 from ortolan import files
-from ortolan.export.advice import advise, risks
-from ortolan.export.duration import core_flops, seconds_of
+from ortolan.export.advice import advise, risks, untrained
+from ortolan.export.duration import core_flops, outlook, told
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.graphs import trace, with_derived
@@ -21,8 +21,8 @@ from ortolan.export.inputs.calibration import (
     own_calibration,
     read_calibration,
 )
-from ortolan.export.low_bit import CACHE_SEQUENCES
-from ortolan.export.options import DEFAULTS, Device, ExportOptions, Precision
+from ortolan.export.low_bit import CACHE_SEQUENCES, CHEAPER
+from ortolan.export.options import DEFAULTS, Device, ExportOptions, Int4, Int8, Precision
 from ortolan.export.output import describe_files, staged_bundle, write_manifest
 from ortolan.export.progress import ESTIMATE, Progress, silent
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
@@ -33,6 +33,7 @@ from ortolan.export.settings import Plan, resolve
 from ortolan.export.source import AnySource, open_exportable
 from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
+from ortolan.export.unfinished import finished, key_of, unfinished
 from ortolan.export.windows import with_windows
 from ortolan.export.witness.ask import ask
 from ortolan.export.write import write
@@ -99,19 +100,20 @@ def export(
     """
     started = time.monotonic()
     return_large_memory()
-    report = progress or silent
+    report, tell = progress or silent, warn or (lambda _: None)
     source, options = _located(source, revision, options, progress)
     model = _open(source, max_context, options, reference)
     plan = _plan(model, precision, device, options)
-    if warn is not None:
-        for note in (*model.notes, *(() if options.allow_poor else risks(model, plan))):
-            warn(note)
+    for note in (*model.notes, *(() if options.allow_poor else risks(model, plan))):
+        tell(note)
     if model.check is not None:
         model.check()
-    data = _read_data(model, plan, calibration)
-    with staged_bundle(Path(out).absolute(), force=force) as folder:
-        if progress is not None:
-            _estimate(model, plan, data, progress)
+    data = _read_data(model, plan, calibration, tell)
+    with unfinished(Path(out)) as kept, staged_bundle(Path(out).absolute(), force=force) as folder:
+        if plan.calibrates:
+            data = replace(data, work=kept.begin(key_of(model, plan, data)))
+        if progress is not None and plan.auto is None:
+            _estimate(model, plan, precision, data, progress)
         manifest = _build(folder, model, plan, data, report)
         took_s = time.monotonic() - started
         witness = ask(folder, source, model, options, max_context, took_s, progress=report)
@@ -129,11 +131,25 @@ def _located(
     return source, options
 
 
-def _estimate(model: Exportable, plan: Plan, data: Data, progress: Progress) -> None:
-    """Tell how long the work will take, where its steps are known."""
-    if plan.auto is None:
-        expected_s = seconds_of(model, plan, writes=data.file is None, flops=core_flops())
-        progress(ESTIMATE, 0, round(expected_s))
+def _estimate(
+    model: Exportable, plan: Plan, precision: Precision | None, data: Data, progress: Progress
+) -> None:
+    """Tell how long the work will take, and with the next cheaper effort."""
+    writes, flops = data.file is None, core_flops()
+    steps = outlook(model, plan, writes=writes, flops=flops)
+    total, sentence, end = sum(steps.values()), told(sum(steps.values())), 0.0
+    weights = Int4() if precision == "int4" else precision
+    if plan.calibrates and isinstance(weights, Int4 | Int8) and weights.method is None:
+        effort, cheaper = weights.effort, CHEAPER[weights.effort]
+        other = _plan(model, replace(weights, effort=cheaper), plan.device, plan.options)
+        cheaper_s = sum(outlook(model, other, writes=writes, flops=flops).values())
+        sentence = told(total, cheaper_s, effort, cheaper)
+    if data.work is not None and (done := finished(data.work)):
+        sentence += f"; continues an interrupted export, of which {done} weights are finished"
+    progress(ESTIMATE, 0, round(total), sentence)
+    for step, seconds in steps.items():
+        end += seconds
+        progress(ESTIMATE, round(end), round(total), step)
 
 
 def _remembered(bundle: Bundle) -> Bundle:
@@ -200,8 +216,17 @@ def _plan_of_part(model: Exportable, plan: Plan) -> Plan:
     return _plan(model, "int8" if rounds else plan.precision, plan.device, options)
 
 
-def _read_data(model: Exportable, plan: Plan, calibration: str | Path | None) -> Data:
+def _read_data(
+    model: Exportable, plan: Plan, calibration: str | Path | None, tell: Callable[[str], None]
+) -> Data:
     """The file that was passed, or the checkpoint's own if the plan rounds any weight."""
+    data = _data(model, plan, calibration)
+    for note in untrained(model, plan, data.inputs):
+        tell(note)
+    return data
+
+
+def _data(model: Exportable, plan: Plan, calibration: str | Path | None) -> Data:
     path = own_calibration(model) if calibration is None else Path(calibration)
     if path is None or (calibration is None and not plan.rounds):
         return Data()

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 ESTIMATE = "estimate"
-"""Step that tells how long the whole work will take; `--precision auto` has none."""
+"""Step that tells how long the work will take, before it begins; `--precision auto` has none."""
 
 
 class Progress(Protocol):
@@ -13,8 +13,10 @@ class Progress(Protocol):
         """Report progress.
 
         Args:
-            step: its name. Steps may take turns, as calibrating and writing weights do. `ESTIMATE`
-                comes first, with the seconds that the export is expected to take as `total`.
+            step: its name. Steps may take turns, as rounding and writing weights do. `ESTIMATE`
+                comes first, with the seconds that the export is expected to take as `total`: once
+                with a sentence as `what`, then for each step with its name as `what`, and as `done`
+                the second at which it is expected to end.
             done: work done in it.
             total: all of its work, in the same unit.
             what: the part in work, such as the name of a weight.

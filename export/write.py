@@ -30,6 +30,7 @@ from ortolan.export.quantize.find import find_codes, needs_inputs
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.settings import Plan, draft_of
+from ortolan.export.unfinished import read_inputs, write_inputs
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
@@ -49,19 +50,18 @@ def write(
     progress: Progress,
 ) -> tuple[Manifest, Certificate]:
     """Write the whole bundle, which is not verified yet."""
-    inputs = data.inputs
     if plan.calibrates and data.file is None:
-        inputs = _synthetic_inputs(folder, model, plan, graphs, progress)
+        data = replace(data, inputs=_synthetic_inputs(folder, model, plan, graphs, data, progress))
     if plan.options.cache == "int8":
-        model = _with_int8_cache(model, graphs, inputs)
+        model = _with_int8_cache(model, graphs, data.inputs)
     with files.temporary_folder(folder / "choice") as temporary:
         chosen = None
         if plan.auto is not None:
             judging = inputs_of(model, make_probes(model, data.file, proof=plan.options.proof))
             models = list(graphs.values())
-            chosen = choose(models, model, plan, inputs, judging, temporary, progress)
+            chosen = choose(models, model, plan, data.inputs, judging, temporary, progress)
             plan = replace(plan, precision=chosen.precision)
-        stored, expected = _write_files(folder, model, plan, graphs, inputs, chosen, progress)
+        stored, expected = _write_files(folder, model, plan, graphs, data, chosen, progress)
     paths = (folder / graph.file for graph in plan.graph_files.values())
     certificate = with_graphs(replace(certificate, weights=expected), paths)
     write_certificate(folder, certificate)
@@ -75,16 +75,19 @@ def _synthetic_inputs(
     model: Exportable,
     plan: Plan,
     graphs: Mapping[str, ir.Model],
+    data: Data,
     progress: Progress,
 ) -> Inputs:
     """Calibration inputs that the model writes itself, with a temporary draft of the bundle."""
     quantization = plan.quantization
-    if quantization is None:
+    if quantization is None or data.work is None:
         return Inputs()
     if plan.auto is None:
         schemes = assign_schemes(graphs.values(), quantization, model.weights)
         if not needs_inputs(model.weights, quantization, schemes):
             return Inputs()
+    if (before := read_inputs(data.work)) is not None:
+        return before
     with files.temporary_folder(folder / "draft") as temporary:
 
         def written(
@@ -96,7 +99,9 @@ def _synthetic_inputs(
             _write_draft(draft, model, plan, graphs)
             return write_texts(draft, beginnings, tokens=tokens, length=length, progress=progress)
 
-        return synthetic_inputs(model, written, count=quantization.calibration_sequences)
+        inputs = synthetic_inputs(model, written, count=quantization.calibration_sequences)
+    write_inputs(data.work, inputs)
+    return inputs
 
 
 def _write_draft(
@@ -112,7 +117,7 @@ def _write_draft(
     else:
         graphs = trace(model, draft, silent)
     stored, _ = _write_files(
-        folder, with_derived(model, graphs), draft, graphs, Inputs(), None, silent
+        folder, with_derived(model, graphs), draft, graphs, Data(), None, silent
     )
     files.write(folder / JSON_NAME, b"")
     write_manifest(folder, describe(folder, model, draft, stored))
@@ -133,7 +138,7 @@ def _write_files(
     model: Exportable,
     plan: Plan,
     graphs: Mapping[str, ir.Model],
-    inputs: Inputs,
+    data: Data,
     chosen: Chosen | None,
     progress: Progress,
 ) -> tuple[Stored, ExpectedWeights]:
@@ -142,12 +147,12 @@ def _write_files(
     codes: Iterable[QuantizedWeight] = ()
     if chosen is not None:
         specialized = specialize(graphs, plan, chosen.schemes)
-        codes = chosen.weights(specialized.schemes)
+        codes = (chosen.candidates.weight(*own) for own in specialized.schemes.items())
     elif quantization is not None:
         specialized = specialize(
             graphs, plan, assign_schemes(graphs.values(), quantization, model.weights)
         )
-        codes = find_codes(model, quantization, specialized.schemes, inputs, folder, progress)
+        codes = find_codes(model, quantization, specialized.schemes, data, progress)
     else:
         specialized = specialize(graphs, plan, {})
     check_placement(specialized.graphs, plan)
@@ -159,7 +164,7 @@ def _write_files(
         plan,
         codes,
         sums=sums,
-        origin=inputs.origin,
+        origin=data.inputs.origin,
         progress=progress,
     )
     for role, graph in specialized.graphs.items():
@@ -167,8 +172,8 @@ def _write_files(
         if plan.options.attention == "portable":
             attach_bodies(graph)
         proto = ir.to_proto(graph)
-        data = proto.SerializeToString(deterministic=True)
-        files.write(folder / plan.graph_files[role].file, data)
+        graph_bytes = proto.SerializeToString(deterministic=True)
+        files.write(folder / plan.graph_files[role].file, graph_bytes)
     for name, companion in model.companions.items():
         if isinstance(companion, bytes):
             files.write(folder / name, companion)

@@ -32,6 +32,9 @@ FOLDERS = (
 DIVIDED = ("modeling", "export", "runtime", "src/ortolan", "tests")
 """Folders whose sub-folders are rooms of their own; the files beside those are one more."""
 
+HOSTS = {"hosts/c": "hosts/c/*.[ch]", "hosts/js": "hosts/js/src/*.js"}
+"""Rooms in other languages: only their lines are counted."""
+
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -72,6 +75,16 @@ def code_lines(text: str) -> int:
                 end = statement.end_lineno or statement.lineno
                 lines.difference_update(range(statement.lineno, end + 1))
     return len(lines)
+
+
+def host_lines(text: str) -> int:
+    """Number of lines with code in C or JavaScript: neither blank nor only a comment."""
+    count, inside = 0, False
+    for line in map(str.strip, text.splitlines()):
+        inside = inside or line.startswith("/*")
+        count += bool(line) and not inside and not line.startswith("//")
+        inside = inside and not line.endswith("*/")
+    return count
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -129,6 +142,10 @@ def main() -> int:
         room = room_of(path.relative_to(options.root))
         code[room] += code_lines(text)
         everything[room] += len(text.splitlines())
+    for room, pattern in HOSTS.items():
+        hosted = [path.read_text(encoding="utf-8") for path in options.root.glob(pattern)]
+        code[room] = sum(map(host_lines, hosted))
+        everything[room] = sum(len(text.splitlines()) for text in hosted)
     project = tomllib.loads((options.root / "pyproject.toml").read_text(encoding="utf-8"))
     budgets = project["tool"]["ortolan"]["lines"]
     errors = list(over_budget(code, budgets))

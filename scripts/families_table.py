@@ -75,7 +75,7 @@ def measure(model_type: str, way: Via) -> Row:
             ortolan.export(
                 folder / "source", folder / "bundle", options=options, max_context=context
             )
-            comparison = compare(model, folder / "bundle")
+            comparison = compare(folder / "source", folder / "bundle", max_context=context)
         except Exception as failure:  # any error is a reason why the type is not supported
             traceback.print_exc()
             note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
@@ -118,10 +118,9 @@ HEAD = """# Model types
 
 `scripts/families_table.py` writes this table, and `ortolan families` prints it. For each type the
 script exports a tiny model with random weights in fp32 and compares the bundle with transformers
-{version}: a prompt of 33 tokens, 40 decode steps, and two sequences of different lengths in one
-batch; for an encoder, two inputs in one batch. The error is the largest difference over the largest
-value that transformers computes. A type is supported up to {bound:.0e}, if greedy generation gives
-the same tokens.
+{version}, whole texts as well as cached steps and batches. The error is the largest difference over
+the largest value. A type is supported up to {bound:.0e}, if greedy generation gives the same
+tokens.
 
 * **family**: built from Ortolan's own layers. A type with a figure in this column takes this way,
   and the other with `--via transformers`.

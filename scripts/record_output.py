@@ -61,7 +61,10 @@ PROGRAMS = {
 
 _QUESTION = re.compile(r"> (.*)\n")
 
-_PROGRESS = re.compile(r"\w+: .* (so far|of about \d.*)(, .*)?|ortolan: exporting .*, once: .*")
+_PROGRESS = re.compile(
+    r"\w+: .* (so far|of about \d.*)(, .*)?|export: (about )?\d+ (s|min)( with .*)?"
+    r"|ortolan: exporting .*, once: .*"
+)
 """Lines on stderr of a command that takes long."""
 
 

@@ -1,10 +1,11 @@
 """Convert a Llama checkpoint to GGUF, then to the quantization type to compute with.
 
-    python -m workers.to_gguf CHECKPOINT FOLDER TYPE
+    python -m workers.to_gguf CHECKPOINT FOLDER TYPE [TEXT ...]
 
-TYPE is the end of a LLAMA_FTYPE_ constant, such as MOSTLY_Q4_0. llama.cpp's own script recognizes
-tokenizers by the hash of their output and rejects all others; this file has none, only ids. Weights
-are written in float32, one tensor at a time, and quantized by llama.cpp. Supports only Llama.
+TYPE is the end of a LLAMA_FTYPE_ constant, such as MOSTLY_Q4_0. With files of text, an importance
+matrix guides the rounding; see importance.py. llama.cpp's own script recognizes tokenizers by the
+hash of their output and rejects all others; this file has none, only ids. Weights are written in
+float32, one tensor at a time, and quantized by llama.cpp. Supports only Llama.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from workers.llama_weights import gguf_name, rope_factors, rotary, tensors, values_of
+from workers.llama_weights import Array, gguf_name, rope_factors, rotary, tensors, values_of
 
 
 def describe(writer: Any, config: Mapping[str, Any]) -> None:
@@ -69,9 +70,19 @@ def write_float32(checkpoint: Path, path: Path) -> None:
     writer.close()
 
 
+def entries(values: Mapping[str, Array]) -> Any:
+    """An importance matrix as llama.cpp reads it. It ends with an empty element."""
+    kind, pointer = llama_cpp.llama_model_imatrix_data, ctypes.POINTER(ctypes.c_float)
+    rows = [
+        kind(name.encode(), row.ctypes.data_as(pointer), row.size) for name, row in values.items()
+    ]
+    return (kind * (len(rows) + 1))(*rows)
+
+
 def main() -> None:
     """Write FOLDER/model.gguf."""
-    checkpoint, folder, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    (checkpoint, folder), kind = map(Path, sys.argv[1:3]), sys.argv[3]
+    texts = [Path(text) for text in sys.argv[4:]]
     folder.mkdir()
     file_type = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
     path = folder / "model.gguf"
@@ -82,6 +93,11 @@ def main() -> None:
     write_float32(checkpoint, source)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type
+    if texts:
+        from workers.importance import importance  # PyTorch, which takes seconds to import
+
+        matrix = importance(checkpoint, texts)  # the entries point into it
+        params.imatrix = entries(matrix)
     status = llama_cpp.llama_model_quantize(
         str(source).encode(), str(path).encode(), ctypes.byref(params)
     )

@@ -79,10 +79,12 @@ class Data:
     Attributes:
         file: whose held-out part judges the bundle, if any.
         inputs: to calibrate on, cut from the file; none where the model has to write them.
+        work: folder of unfinished work (`export.unfinished`), if weights are calibrated.
     """
 
     file: Calibration | None = None
     inputs: Inputs = field(default_factory=Inputs)
+    work: Path | None = None
 
 
 def own_calibration(model: Exportable) -> Path | None:

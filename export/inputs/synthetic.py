@@ -77,9 +77,7 @@ def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
 def _own_texts(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
     length = min(SEQUENCE_LENGTH, model.context_length)
     beginnings = _beginnings(model, random, _BEGINNINGS_PER_TEXT * count)
-    written = [
-        text for text in write(beginnings, tokens=count * length, length=length) if len(text)
-    ]
+    written = list(filter(len, write(beginnings, tokens=count * length, length=length)))
     if not written:
         raise _wrote_nothing()
     total = sum(map(len, written))

@@ -121,7 +121,7 @@ def preview(
         missing=_missing(model, calibration),
         risks=risks(
             model,
-            resolve(model.kind, precision=Int4(effort="quick"), takes_one=model.takes_one),
+            resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
         ),
         notes=model.notes,
     )

@@ -18,12 +18,18 @@ class Form(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step from one form of a weight to a larger one with less effect."""
+    """A step from one form of a weight to a larger one with less effect.
+
+    Attributes:
+        worth: effect saved per byte.
+    """
 
     worth: float
     weight: int
     start: int
     stop: int
+    more_bytes: int
+    saved: float
 
 
 def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
@@ -39,10 +45,10 @@ def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
             break
         taken.append(step)
         chosen[step.weight] = step.stop
-        total += _change(weights, step).effect
+        total -= step.saved
     # The last step may save so much that earlier ones are not needed.
     for step in reversed(taken):
-        without = total - _change(weights, step).effect
+        without = total + step.saved
         if chosen[step.weight] == step.stop and without <= effect:
             chosen[step.weight], total = step.start, without
     return chosen
@@ -56,15 +62,10 @@ def least_effect(weights: Sequence[Sequence[Form]], size: int) -> list[int]:
     chosen = [0] * len(weights)
     total = sum(forms[0].bytes for forms in weights)
     for step in _steps(weights):
-        grown = total + _change(weights, step).bytes
-        if chosen[step.weight] == step.start and grown <= size:
-            chosen[step.weight], total = step.stop, grown
+        if chosen[step.weight] == step.start and total + step.more_bytes <= size:
+            chosen[step.weight] = step.stop
+            total += step.more_bytes
     return chosen
-
-
-def _change(weights: Sequence[Sequence[Form]], step: _Step) -> Form:
-    before, after = (weights[step.weight][place] for place in (step.start, step.stop))
-    return Form(after.bytes - before.bytes, after.effect - before.effect)
 
 
 def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
@@ -79,9 +80,10 @@ def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
         while True:
             first = forms[start]
             ahead = [
-                _Step(_worth(first, form), number, start, stop)
+                _Step(saved / more if more else math.inf, number, start, stop, more, saved)
                 for stop, form in enumerate(forms)
-                if form.bytes >= first.bytes and form.effect < first.effect
+                for more, saved in [(form.bytes - first.bytes, first.effect - form.effect)]
+                if more >= 0 and saved > 0
             ]
             best = max(ahead, default=None)
             if best is None:
@@ -89,9 +91,3 @@ def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
             steps.append(best)
             start = best.stop
     return sorted(steps, key=lambda step: -step.worth)
-
-
-def _worth(before: Form, after: Form) -> float:
-    """Effect saved per byte."""
-    more = after.bytes - before.bytes
-    return (before.effect - after.effect) / more if more else math.inf

@@ -5,18 +5,19 @@
    schemes count in proportion to their error.
 3. `allocate`: the fewest bytes whose effects sum to a limit. The choice is measured as a whole on
    inputs that nothing was fitted to, and the limit corrected by the result.
+4. `train_scales` at the best effort, which lowers the divergence further.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ortolan import files
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
@@ -24,12 +25,12 @@ from ortolan.export.low_bit import Quantization
 from ortolan.export.options import PrecisionName
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
-from ortolan.export.quantize.calibrate import in_schemes
-from ortolan.export.quantize.candidates import Candidates, fit_with_loss
+from ortolan.export.quantize.calibrate import calibrated_weights, fit_with_loss
+from ortolan.export.quantize.candidates import Candidates
 from ortolan.export.quantize.effects import Reference, some_of
-from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.quantize.schemes import scheme_choices
-from ortolan.export.quantize.stored import stored_schemes, stored_weights
+from ortolan.export.quantize.stored import by_origin, stored_weights
+from ortolan.export.quantize.tune import train_scales
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Plan
 from ortolan.export.sizes import page_bytes, pages
@@ -72,11 +73,6 @@ class Chosen:
         """Precision in the manifest."""
         return "int4" if any(scheme.bits == 4 for scheme in self.schemes.values()) else "int8"
 
-    def weights(self, names: Iterable[str]) -> Iterator[QuantizedWeight]:
-        """Weights in their chosen schemes."""
-        for name in names:
-            yield self.candidates.weight(name, self.schemes[name])
-
 
 def choose(
     models: Sequence[ir.Model],
@@ -102,20 +98,29 @@ def choose(
     if auto.target_size is not None:
         others = page_bytes(models, without={name for names in choices for name in names})
         places = least_effect(forms, auto.target_size - others)
-        _check_size(_bytes(forms, places) + others, auto.target_size)
-        return Chosen(schemes=_schemes(menu, places), candidates=candidates)
-    judges = [
-        Reference(model, judged, _subfolder(folder, f"judge-{number}"))
-        for number, judged in enumerate((judging, held_out))
-        if judged.sources or judged.ids
-    ]
+        smallest = _bytes(forms, places) + others
+        if smallest > auto.target_size:
+            raise OptionError(
+                f"target_size must be at least {smallest:,} bytes for this model (got "
+                f"{auto.target_size:,})."
+            )
+    else:
+        judges = [
+            Reference(model, judged, folder / f"judge-{number}")
+            for number, judged in enumerate((judging, held_out))
+            if judged.sources or judged.ids
+        ]
 
-    def measure(places: Sequence[int]) -> float:
-        variant = candidates.instead(_schemes(menu, places), as_kernels=True)
-        return max(judge.distances([variant])[0] for judge in judges)
+        def measure(places: Sequence[int]) -> float:
+            variant = candidates.instead(_schemes(menu, places), as_kernels=True)
+            return max(judge.distances([variant])[0] for judge in judges)
 
-    places = _within(forms, auto.max_kl or 0.0, measure, progress)
-    return Chosen(schemes=_schemes(menu, places), candidates=candidates)
+        places = _within(forms, auto.max_kl or 0.0, measure, progress)
+    schemes = _schemes(menu, places)
+    if quantization.trains_scales:
+        _, rest = by_origin(model.weights, schemes, quantization)
+        train_scales(model, candidates, rest, learned, folder, progress)
+    return Chosen(schemes=schemes, candidates=candidates)
 
 
 def _within(
@@ -166,18 +171,11 @@ def _within(
 
 def _split(inputs: Inputs) -> tuple[Inputs, Inputs]:
     """Inputs to calibrate on, and the hold-out."""
-    places = range(max(len(inputs.sources), len(inputs.ids)))
-    held_out = [place for place in places if place % HOLD_OUT == HOLD_OUT - 1]
-    learned = [place for place in places if place % HOLD_OUT != HOLD_OUT - 1]
-    return _picked(inputs, learned), _picked(inputs, held_out)
-
-
-def _picked(inputs: Inputs, places: Sequence[int]) -> Inputs:
-    return replace(
-        inputs,
-        sources=[inputs.sources[place] for place in places] if inputs.sources else (),
-        ids=[inputs.ids[place] for place in places] if inputs.ids else (),
-    )
+    every = slice(HOLD_OUT - 1, None, HOLD_OUT)
+    held_out = replace(inputs, sources=inputs.sources[every], ids=inputs.ids[every])
+    sources, ids = list(inputs.sources), list(inputs.ids)
+    del sources[every], ids[every]
+    return replace(inputs, sources=sources, ids=ids), held_out
 
 
 def _candidates(
@@ -189,16 +187,16 @@ def _candidates(
     progress: Progress,
 ) -> Candidates:
     """The codes of every weight in every scheme."""
-    candidates = Candidates(_subfolder(folder, "codes"), model.weights)
-    schemes: dict[str, list[Scheme]] = {}
-    for choice in (choice for choices in menu for choice in choices):
-        stored = stored_schemes(model.weights, choice, quantization)
-        for weight in stored_weights(model.weights, stored):
+    candidates = Candidates(folder, model.weights)
+    schemes: dict[str, dict[Scheme, None]] = {}
+    for choice in chain.from_iterable(menu):
+        kept, rest = by_origin(model.weights, choice, quantization)
+        for weight in stored_weights(model.weights, kept):
             candidates.add(weight)
-        for name in choice.keys() - stored.keys():
-            schemes.setdefault(name, []).append(choice[name])
-    unique = {name: tuple(dict.fromkeys(choices)) for name, choices in schemes.items()}
-    for weight in in_schemes(model, unique, inputs, fit_with_loss, progress=progress):
+        for name, scheme in rest.items():
+            schemes.setdefault(name, {})[scheme] = None
+    plan = {name: tuple(own) for name, own in schemes.items()}
+    for weight in calibrated_weights(model, plan, inputs, fit_with_loss, progress=progress):
         candidates.add(weight)
     return candidates
 
@@ -212,7 +210,7 @@ def _forms(
     progress: Progress,
 ) -> list[list[Form]]:
     """Bytes and effect of every choice."""
-    reference = Reference(model, some_of(model, inputs, TOKENS), _subfolder(folder, "effects"))
+    reference = Reference(model, some_of(model, inputs, TOKENS), folder / "effects")
     smallest = [candidates.instead(choices[0]) for choices in menu]
     effects = reference.distances(smallest, progress)
     return [
@@ -274,16 +272,3 @@ def _merged(choices: Iterable[Choice]) -> Choice:
 
 def _bytes(forms: Sequence[Sequence[Form]], places: Sequence[int]) -> int:
     return sum(weight[place].bytes for weight, place in zip(forms, places, strict=True))
-
-
-def _check_size(smallest: int, target: int) -> None:
-    if smallest > target:
-        raise OptionError(
-            f"target_size must be at least {smallest:,} bytes for this model (got {target:,})."
-        )
-
-
-def _subfolder(folder: Path, name: str) -> Path:
-    path = folder / name
-    files.make_folder(path)
-    return path

@@ -8,10 +8,8 @@ the last one may be shorter.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,21 +36,6 @@ class Codes:
     zeros: Tensor | None
     scheme: Scheme
     minimums: Tensor | None = None
-
-
-class Columns(NamedTuple):
-    """A low-bit weight in the layout of the standard `DequantizeLinear`.
-
-    Attributes:
-        weights: uint8, flat: the bytes of a `(K, N)` tensor of type INT4 or INT8 (symmetric), UINT4
-            or UINT8. Two 4-bit codes share a byte, the first in the low half, across row ends.
-        scales: float32 `(G, N)`.
-        zeros: uint8, flat: the bytes of a `(G, N)` tensor of the same type; None where symmetric.
-    """
-
-    weights: Tensor
-    scales: Tensor
-    zeros: Tensor | None
 
 
 def dequantize(codes: Codes) -> Tensor:
@@ -99,7 +82,7 @@ def pack(codes: Codes) -> Tensor:
     if tail:
         fill = scheme.middle if codes.zeros is None else codes.zeros[:, -1:]
         blocks[:, -1, tail:] = fill
-    return _into_bytes(blocks, scheme.bits)
+    return into_bytes(blocks, scheme.bits)
 
 
 def pack_zeros(codes: Codes) -> Tensor | None:
@@ -107,22 +90,24 @@ def pack_zeros(codes: Codes) -> Tensor | None:
 
     uint8 `(N, ceil(G * bits / 8))`, each row from a new byte.
     """
-    return None if codes.zeros is None else _into_bytes(codes.zeros, codes.scheme.bits)
+    return None if codes.zeros is None else into_bytes(codes.zeros, codes.scheme.bits)
 
 
-def pack_columns(codes: Codes) -> Columns:
-    """The initializers of a blocked `DequantizeLinear` of axis 0 before a MatMul.
+def pack_columns(codes: Codes) -> tuple[Tensor, Tensor | None]:
+    """Codes and zero points of a blocked `DequantizeLinear` of axis 0 before a MatMul.
 
     onnxruntime fuses both into one `MatMulNBits`, if nothing else reads the three tensors.
+
+    Returns:
+        The bytes of a `(K, N)` tensor of type INT4 or INT8 (symmetric), UINT4 or UINT8, and those
+        of a `(G, N)` tensor of the same type; None where symmetric. Two 4-bit codes share a byte,
+        the first in the low half, across row ends.
     """
     bits = codes.scheme.bits
     # Signed types: subtracting `middle` and keeping `bits` bits is flipping the sign bit.
     signed = codes.scheme.middle if codes.zeros is None else 0
-    return Columns(
-        weights=_into_bytes((codes.values ^ signed).T.reshape(-1), bits),
-        scales=codes.scales.T.contiguous(),
-        zeros=None if codes.zeros is None else _into_bytes(codes.zeros.T.reshape(-1), bits),
-    )
+    weights = into_bytes((codes.values ^ signed).T.reshape(-1), bits)
+    return weights, None if codes.zeros is None else into_bytes(codes.zeros.T.reshape(-1), bits)
 
 
 def check_finite(weight: Tensor) -> None:
@@ -150,36 +135,21 @@ def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Te
     return steps.round_().add_(zeros).clamp_(0, scheme.largest)
 
 
-def as_bytes(codes: Tensor) -> Tensor:
-    """Codes as uint8, through int16, which is three times as fast in PyTorch."""
-    return codes.to(torch.int16).to(torch.uint8)
-
-
 def limits(zeros: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """The lowest and the highest code, each minus the zero point."""
     return -zeros, scheme.largest - zeros
 
 
-def from_groups(
-    blocks: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, *, inputs: int
-) -> Codes:
-    """Round numbers in groups `(N, G, group)` to the nearest codes of the first K, `inputs`."""
-    values = nearest(blocks, scales.unsqueeze(-1), zeros.unsqueeze(-1), scheme)
-    return Codes(
-        values=as_bytes(values).view(len(blocks), -1)[:, :inputs].contiguous(),
-        scales=scales,
-        zeros=None if scheme.symmetric else zeros.to(torch.uint8),
-        scheme=scheme,
-    )
+def codes_of(values: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Codes:
+    """Codes with the zero points as floats `(N, G)`, which a symmetric scheme leaves out."""
+    stored = None if scheme.symmetric else zeros.to(torch.uint8)
+    return Codes(values=values, scales=scales, zeros=stored, scheme=scheme)
 
 
-def _into_bytes(values: Tensor, bits: int) -> Tensor:
+def into_bytes(values: Tensor, bits: int) -> Tensor:
     """Pack codes along the last axis; with 4 bits, the first of a pair in the low half."""
     if bits == 8:
         return values.contiguous()
     pairs = F.pad(values, (0, 1)) if values.shape[-1] % 2 else values.contiguous()
-    if sys.byteorder == "little":
-        # A pair as one number: twice as fast as slicing every second code.
-        both = pairs.view(torch.int16)
-        return (both | (both >> 4)).to(torch.uint8)
-    return pairs[..., 0::2] | (pairs[..., 1::2] << 4)
+    both = pairs.view(torch.int16)  # twice as fast as slicing every second code
+    return (both | (both >> 4)).to(torch.uint8)

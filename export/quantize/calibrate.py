@@ -9,7 +9,7 @@ Memory: the activations of every input, one weight, and what `gptq.factorize` ne
 Shape letters: S tokens of a text, K columns of a weight.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from operator import is_
@@ -23,6 +23,7 @@ from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize import gptq
+from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.places import Place, places_of, tables_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_weight
@@ -43,66 +44,75 @@ SUM_TOKENS = 1024
 ROUND_NUMBERS = 1 << 22
 """Numbers of rows that are rounded together: 16 MiB in float32, and ten times that at work."""
 
-
-def calibrated_weights(
-    model: Exportable,
-    plan: Mapping[str, Scheme],
-    inputs: Inputs,
-    *,
-    progress: Progress = silent,
-) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan by GPTQ, except embeddings and experts, which no input is seen of.
-
-    Read the parts of a weight before the next weight.
-    """
-    schemes = {name: (scheme,) for name, scheme in plan.items()}
-    return in_schemes(model, schemes, inputs, _fit, progress=progress)
-
-
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
 """Finds the codes of rows `(n, K)` of a weight, given the factor of its inputs."""
 
 
-def in_schemes(
+def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """Codes by GPTQ, refined."""
+    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
+    return Part(rows=weight, codes=codes)
+
+
+def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """Codes by GPTQ, with their loss; 8 bits leave nothing to refine."""
+    codes = gptq.round_columns(weight, factor, scheme)
+    if scheme.bits == 4:
+        codes = refine(weight, codes, factor)
+    loss = gptq.output_loss(weight - dequantize(codes), factor)
+    return Part(rows=weight, codes=codes, loss=loss)
+
+
+def calibrated_weights(
     model: Exportable,
     plan: Mapping[str, Sequence[Scheme]],
     inputs: Inputs,
-    fit: Fit,
+    fit: Fit = fit,
     *,
+    done: Container[tuple[str, Scheme]] = (),
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """Like `calibrated_weights`, in several schemes per weight, one after the other."""
+    """Every weight of a plan by GPTQ, except embeddings and experts, which no input is seen of.
+
+    A weight comes in each of its schemes, one after the other. Read its parts before the next.
+    Those that are `done` are left out; the others get the codes that they would get without.
+    """
     embeddings, places = tables_of(model.module), places_of(model.weights, plan)
     # Weights that are not finished, with the parts of those that join several products.
-    pending: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
-    waiting: _Waiting | None = None
+    pending: dict[str, dict[int, list[list[Part]]]] = {
+        name: {}
+        for name, schemes in plan.items()
+        if any((name, scheme) not in done for scheme in schemes)
+    }
+    waiting = _Waiting([])
 
     def rounded(waiting: _Waiting) -> Iterator[QuantizedWeight]:
+        if waiting.hessian is None:
+            return
         is_tied = not embeddings.isdisjoint(place.product for place in waiting.places)
         damping = TIED_DAMPING if is_tied else gptq.DAMPING
         return_free_memory()
         factor = gptq.factorize(waiting.hessian, damping=damping)
         for place in waiting.places:
-            yield from _round(model.weights, place, plan[place.name], factor, fit, pending)
-            progress("calibrate", len(plan) - len(pending), len(plan), place.name)
+            if place.name in pending:
+                yield from _round(model.weights, place, plan[place.name], factor, fit, pending)
+                progress("calibrate", len(plan) - len(pending), len(plan), place.name)
 
     with closing(run(model.module, model.weights, calls(model, inputs))) as events:
         for event in events:
-            place = None if isinstance(event, Result) else places.pop(event.name, None)
-            if isinstance(event, Result) or place is None:
+            if isinstance(event, Result) or event.name not in places:
                 continue
-            if waiting is not None and waiting.reads(event.inputs):
-                waiting.places.append(place)
-            else:
+            place = places.pop(event.name)
+            if not waiting.reads(event.inputs):
                 # Only now is the memory of the inputs of those products free.
-                if waiting is not None:
-                    yield from rounded(waiting)
-                    waiting = None
-                waiting = _Waiting(_sum_of_squares(event), event.inputs, [place])
-            if not places:
+                yield from rounded(waiting)
+                waiting = _Waiting(event.inputs)
+            waiting.places.append(place)
+            if waiting.hessian is None and place.name in pending:
+                waiting.hessian = _sum_of_squares(event)
+            if pending.keys().isdisjoint(place.name for place in places.values()):
                 break  # nothing is needed after the last product
-    if waiting is not None:
-        yield from rounded(waiting)
+    yield from rounded(waiting)
     for name in pending:  # embeddings, experts, and products that no input reached
         are_experts = len(model.weights.shape(name)) == 3
         for scheme in plan[name]:
@@ -113,8 +123,9 @@ def in_schemes(
 class _Waiting:
     """Products with the same inputs, whose weights are rounded when the inputs are free."""
 
-    def __init__(self, hessian: Tensor, inputs: Sequence[Tensor], places: list[Place]) -> None:
-        self.hessian, self.places = hessian, places
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.hessian: Tensor | None = None
+        self.places: list[Place] = []
         self._inputs = [ref(x) for x in inputs]
 
     def reads(self, inputs: Sequence[Tensor]) -> bool:
@@ -137,18 +148,15 @@ def _round(
     """
     name = place.name
     parts = [_parts(weights, place, scheme, factor, fit) for scheme in schemes]
-    if place.parts == 1:
-        del pending[name]
-        for scheme, rows in zip(schemes, parts, strict=True):
-            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=rows)
-        return
-    pending[name][place.start] = [list(rows) for rows in parts]
-    if len(pending[name]) == place.parts:
-        by_row = pending.pop(name)
-        in_order = [by_row[start] for start in sorted(by_row)]
-        for scheme, joined in zip(schemes, zip(*in_order, strict=True), strict=True):
-            whole = chain.from_iterable(joined)
-            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
+    if place.parts > 1:
+        pending[name][place.start] = [list(rows) for rows in parts]
+        if len(pending[name]) < place.parts:
+            return
+        in_order = [of_schemes for _, of_schemes in sorted(pending[name].items())]
+        parts = [chain.from_iterable(of_scheme) for of_scheme in zip(*in_order, strict=True)]
+    del pending[name]
+    for scheme, rows in zip(schemes, parts, strict=True):
+        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=rows)
 
 
 def _parts(
@@ -160,12 +168,6 @@ def _parts(
         rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
         yield fit(rows, factor, scheme)
         return_free_memory()
-
-
-def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
-    """Codes of rows by GPTQ, refined."""
-    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
-    return Part(rows=weight, codes=codes)
 
 
 def _sum_of_squares(event: Product) -> Tensor:

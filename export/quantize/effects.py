@@ -13,16 +13,16 @@ Shape letters: S tokens, V vocabulary.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan import files
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.progress import Progress, silent
-from ortolan.export.quantize.candidates import write_tensors
+from ortolan.export.quantize.candidates import read_tensors, write_tensors
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import OUTPUTS
@@ -49,19 +49,20 @@ class Reference:
         dtype: torch.dtype = torch.float32,
         progress: Progress = silent,
     ) -> None:
-        """Compute the outputs, and store them in a type."""
+        """Compute the outputs, and store them in a type; creates the folder if it is missing."""
+        files.make_folders(folder)
         self._model, self._inputs, self._folder = model, inputs, folder
         texts, done = calls(model, inputs), 0
         for event in run(model.module, model.weights, texts):
             if isinstance(event, Result):
                 write_tensors(folder / f"{event.index}.pt", event.value.to(dtype))
                 done += 1
-                progress("reference", done, len(texts))
+                progress("outputs", done, len(texts))
 
     def output(self, index: int) -> Tensor:
         """The output for an input, in its file."""
-        stored = torch.load(self._folder / f"{index}.pt", mmap=True, weights_only=True)
-        return cast(Tensor, stored)
+        stored: Tensor = read_tensors(self._folder / f"{index}.pt")
+        return stored
 
     def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
         """Mean KL divergence of logits in nats, or cosine distance of vectors, of each variant."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ortolan.export.errors import ExportError
 from ortolan.export.products import linear
-from ortolan.export.quantize.blocks import Codes, check_finite, into_groups, limits
+from ortolan.export.quantize.blocks import Codes, check_finite, codes_of, into_groups, limits
 from ortolan.export.quantize.rtn import search
 from ortolan.export.scheme import Scheme
 
@@ -119,12 +119,7 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
             scheme,
         )
     values = torch.empty_like(values_KN).index_copy_(0, factor.order, values_KN)
-    return Codes(
-        values=values.T.contiguous(),
-        scales=scales,
-        zeros=None if scheme.symmetric else zeros.to(torch.uint8),
-        scheme=scheme,
-    )
+    return codes_of(values.T.contiguous(), scales, zeros, scheme)
 
 
 def output_loss(error: Tensor, factor: Factor) -> float:

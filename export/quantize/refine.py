@@ -1,8 +1,7 @@
 """Improves codes and scales in turn, to reduce the error of the outputs.
 
 GPTQ rounds every column once, with fixed scales. Here, each group gets the best scale for its
-codes, then each of its columns the best code given all others, over one or more sweeps. No step can
-increase the error.
+codes, then each of its columns the best code given all others. No step can increase the error.
 
 Shape letters: n rows of a weight, K its columns, C columns of a group.
 
@@ -24,49 +23,34 @@ from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, limits
 from ortolan.export.quantize.gptq import FEW_COLUMNS, Factor
 
-NUMBERS = 1 << 22
-"""Numbers of rows that are refined together: 16 MiB in float32."""
 
-
-def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = 1) -> Codes:
+def refine(weight_nK: Tensor, codes: Codes, factor: Factor) -> Codes:
     """Reduce the error of the outputs by better scales and codes; zero points stay.
 
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.
     """
-    values, scales = codes.values.clone(), codes.scales.clone()
-    step = max(1, NUMBERS // weight.shape[1])
-    for start in range(0, len(weight), step):
-        rows = slice(start, start + step)
-        zeros = None if codes.zeros is None else codes.zeros[rows]
-        part = Codes(values=values[rows], scales=scales[rows], zeros=zeros, scheme=codes.scheme)
-        _refine_rows(weight[rows], part, factor.hessian, sweeps)
-    return replace(codes, values=values, scales=scales)
-
-
-def _refine_rows(weight_nK: Tensor, codes: Codes, hessian_KK: Tensor, sweeps: int) -> None:
-    """Refine the codes and scales of some rows, in place."""
-    scheme, inputs = codes.scheme, weight_nK.shape[1]
-    scales_Gn = codes.scales.T.contiguous()
+    scheme, inputs, hessian_KK = codes.scheme, weight_nK.shape[1], factor.hessian
+    scales_Gn = codes.scales.T.clone(memory_format=torch.contiguous_format)
     zeros_Gn = torch.full_like(scales_Gn, scheme.middle)
     if codes.zeros is not None:
         zeros_Gn = codes.zeros.T.float()
     group = torch.arange(inputs) // scheme.group
     steps_Kn = codes.values.T.contiguous().float().sub_(zeros_Gn[group])
-    errors_Kn = weight_nK.T.contiguous().addcmul_(steps_Kn, scales_Gn[group], value=-1)
-    for _ in range(sweeps):
-        for number, start in enumerate(range(0, inputs, scheme.group)):
-            columns = slice(start, start + scheme.group)
-            slopes_Cn = linear(hessian_KK[columns], errors_Kn.T)
-            _refine_group(
-                steps_Kn[columns],
-                errors_Kn[columns],
-                scales_Gn[number],
-                slopes_Cn,
-                hessian_KK[columns, columns],
-                limits(zeros_Gn[number], scheme),
-            )
-    codes.values.copy_(steps_Kn.add_(zeros_Gn[group]).T)
-    codes.scales.copy_(scales_Gn.T)
+    errors_Kn = weight_nK.T.clone(memory_format=torch.contiguous_format)
+    errors_Kn.addcmul_(steps_Kn, scales_Gn[group], value=-1)
+    for number, start in enumerate(range(0, inputs, scheme.group)):
+        columns = slice(start, start + scheme.group)
+        slopes_Cn = linear(hessian_KK[columns], errors_Kn.T)
+        _refine_group(
+            steps_Kn[columns],
+            errors_Kn[columns],
+            scales_Gn[number],
+            slopes_Cn,
+            hessian_KK[columns, columns],
+            limits(zeros_Gn[number], scheme),
+        )
+    values = torch.empty_like(codes.values).copy_(steps_Kn.add_(zeros_Gn[group]).T)
+    return replace(codes, values=values, scales=scales_Gn.T.contiguous())
 
 
 def _refine_group(

@@ -54,26 +54,21 @@ def round_weight(
     weights: Weights, name: str, scheme: Scheme, *, search: bool = False
 ) -> QuantizedWeight:
     """Round a weight to nearest, a few rows at a time; `search` looks for better scales."""
+    equal = torch.ones(weights.shape(name)[-1]) if search else None
     parts = (
         Part(rows=rows, codes=rtn.quantize(rows, scheme, importance=equal))
         for rows in row_chunks(weights, name)
-        for equal in [torch.ones(rows.shape[1]) if search else None]
     )
     return QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=parts)
 
 
 def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
     """Rows of a weight `(n, K)`, float32, in chunks of about `CHUNK_ELEMENTS` within one expert."""
-    *experts, rows, columns = weights.shape(name)
+    count, *experts, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
-    if experts:
-        reads = (weights.rows(name, number, number + 1)[0] for number in range(experts[0]))
-    else:
-        starts = range(0, rows, step * READ_CHUNKS)
-        reads = (
-            weights.rows(name, start, min(start + step * READ_CHUNKS, rows)) for start in starts
-        )
-    for number, read in enumerate(reads, 1):
+    size = 1 if experts else step * READ_CHUNKS
+    for number, start in enumerate(range(0, count, size), 1):
+        read = weights.rows(name, start, min(start + size, count)).flatten(0, -2)
         for chunk in read.split(step):  # type: ignore[no-untyped-call]
             yield chunk.float()
         if number % TRIM_READS == 0:

@@ -1,11 +1,9 @@
 """Round to nearest, with scales from the extremes of each group, or from a search around them."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import Codes, check_finite, from_groups, into_groups, nearest
+from ortolan.export.quantize.blocks import Codes, check_finite, codes_of, into_groups, nearest
 from ortolan.export.scheme import Scheme
 
 RATIOS = (1.0, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
@@ -30,7 +28,10 @@ def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None
         scales, zeros = extremes(blocks, scheme)
     else:
         scales, zeros = search(blocks, into_groups(importance[None], scheme.group), scheme)
-    return from_groups(blocks, scales, zeros, scheme, inputs=weight.shape[1])
+    values = nearest(blocks, scales.unsqueeze(-1), zeros.unsqueeze(-1), scheme).flatten(1)
+    # Through int16, which is three times as fast in PyTorch.
+    values = values.to(torch.int16).to(torch.uint8)[:, : weight.shape[1]]
+    return codes_of(values.contiguous(), scales, zeros, scheme)
 
 
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
@@ -63,39 +64,20 @@ def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, 
     step can increase the error. `importance` `(1, G, group)` is the cost of a squared error.
     """
     scales, zeros = extremes(blocks, scheme)
-    for rows in row_chunks(blocks):
-        steps = in_steps(blocks[rows], scales[rows])
+    step = max(1, CHUNK // blocks[0].numel())
+    for start in range(0, len(blocks), step):
+        rows = slice(start, start + step)
+        # Squares of steps neither overflow nor vanish, however large the weight is.
+        steps = blocks[rows] / scales[rows].masked_fill(scales[rows] == 0, torch.inf).unsqueeze(-1)
         scales[rows] *= _best_ratio(steps, importance, zeros[rows].unsqueeze(-1), scheme)
     return scales, zeros
 
 
-def row_chunks(blocks: Tensor) -> Iterator[slice]:
-    """Slices of rows `(N, G, group)` whose temporary tensors fit into the cache."""
-    step = max(1, CHUNK // blocks[0].numel())
-    return (slice(start, start + step) for start in range(0, len(blocks), step))
-
-
-def in_steps(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Numbers `(N, G, group)` in units of their scales `(N, G)`; 0 where the scale is 0.
-
-    Squares of steps neither overflow nor vanish, however large the weight is.
-    """
-    return blocks / scales.masked_fill(scales == 0, torch.inf).unsqueeze(-1)
-
-
-def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) -> Tensor:
-    """The ratios `(N, G, 1)` with which codes fit numbers best, by least squares.
-
-    `distances` are codes minus zero points; a group in which all are 0 keeps its ratio.
-    """
-    weighted = distances * importance
-    squares = (weighted * distances).sum(-1, keepdim=True)
-    best = (weighted * steps).sum(-1, keepdim=True) / squares
-    return torch.where(squares > 0, best, ratios)
-
-
 def _best_ratio(steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
-    """The ratios `(N, G)` with the least error, for numbers in units of the first scale."""
+    """The ratios `(N, G)` with the least error, for numbers in units of the first scale.
+
+    The last ones are by least squares; a group in which all numbers are 0 keeps its ratio.
+    """
     best = steps.new_ones(zeros.shape)
     least = steps.new_full(zeros.shape, torch.inf)
     for ratio in map(steps.new_tensor, RATIOS):
@@ -105,5 +87,8 @@ def _best_ratio(steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme
         best, least = torch.where(better, ratio, best), torch.where(better, cost, least)
     for _ in range(REFITS):
         distances = nearest(steps, best, zeros, scheme).sub_(zeros)
-        best = refit(steps, importance, distances, best)
+        weighted = distances * importance
+        squares = (weighted * distances).sum(-1, keepdim=True)
+        fitted = (weighted * steps).sum(-1, keepdim=True) / squares
+        best = torch.where(squares > 0, fitted, best)
     return best.squeeze(-1)

@@ -1,9 +1,10 @@
 """Decides which weights become low-bit, and in which format."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Literal, cast
 
 import onnx_ir as ir
@@ -17,8 +18,6 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.interface import TARGET_IDS
 from ortolan.runtime.bundle.source import IDS
 
-_SCALE_BYTES = 4
-
 NARROW = 2048
 """Row length from which errors of inputs even out (docs/adr/0005); shorter rows are narrow."""
 
@@ -27,6 +26,11 @@ EXPERT_INPUTS = (2, 4)
 
 CELLS = frozenset({"RNN", "GRU", "LSTM"})
 """Recurrent operators, whose second and third inputs are weights."""
+
+NORMS = ("LayerNormalization", "RMSNormalization", "SkipSimplifiedLayerNormalization")
+VALUES: Mapping[str, int] = {"Attention": 2, "GroupQueryAttention": 2}
+"""Norms, and the input of each attention operator that holds its values; without one, the first
+input holds queries, keys and values."""
 
 
 def assign_schemes(
@@ -59,14 +63,18 @@ def assign_schemes(
             f"exclude: {unmatched[0]!r} matches no weight. Some weights are "
             f"{', '.join(names[:3] + names[-1:])}."
         )
+    sensitive = {name for model in models for name in _sensitive(model.graph)}
+    exact = replace(options, scheme=options.sensitive or options.scheme)
     schemes = {
-        name: scheme_of(name, columns, options, weights)
-        for name, (_, columns) in matrices.items()
+        name: scheme_of(
+            name, shape[1], exact if name in sensitive and min(shape) < NARROW else options, weights
+        )
+        for name, shape in matrices.items()
         if not _is_excluded(name, options)
     }
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
-            scheme = _dividing(both[0], widths, options)
+            scheme = _dividing(both[0], widths, exact if min(widths) < NARROW else options)
             # A MoE node has one scheme for both weights, and no minimums.
             stored = {_reused(weights, name, scheme, options, has_minimums=False) for name in both}
             schemes |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
@@ -120,7 +128,8 @@ def scheme_of(
     """The scheme of a weight with rows of this many columns; see `assign_schemes`."""
     scheme = options.scheme if is_block(name) else options.head
     if options.narrow_group is not None and scheme.bits == 4 and columns < NARROW:
-        scheme = replace(scheme, group=options.narrow_group)
+        has_zeros = not scheme.symmetric or options.sensitive is not None
+        scheme = replace(scheme, group=options.narrow_group, symmetric=not has_zeros)
     fits = options.shrink_groups or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme
     # Look-ups in a table have no minimums.
@@ -158,13 +167,9 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
 
     576 columns are 5 groups of 128, the last one half padding, or 9 groups of 64.
     """
-
-    def row_bytes(candidate: Scheme) -> float:
-        return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
-
     smaller = (replace(scheme, group=group) for group in GROUP_SIZES if group <= scheme.group)
-    # Prefer larger groups for equal rows: fewer scales to multiply with.
-    return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
+    # Codes and scales alone. Prefer larger groups for equal rows: fewer scales to multiply with.
+    return min(smaller, key=lambda own: (sum(own.sizes(1, columns)[:2]), -own.group))
 
 
 def is_block(name: str) -> bool:
@@ -192,6 +197,34 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             continue
         if ids.is_graph_input() and ids.name in (IDS, TARGET_IDS):
             yield table.name, static_shape(table)
+
+
+def _sensitive(graph: ir.Graph) -> Iterator[str]:
+    """Weights of layers whose rounding costs most (docs/adr/0039), found by what is around them.
+
+    Products that become the values of attention, and those of what another product computes, with
+    no norm or attention between: the second of a feed-forward network.
+    """
+    products = "FusedMatMul", "Shape"  # not through sizes, which products also decide
+    stops = *products, *NORMS, *VALUES
+    origins = _origins(graph.outputs, *stops)  # values of cross-attention, which other graphs read
+    for node in graph:
+        place = VALUES.get(node.op_type)
+        if place is not None:
+            values = node.inputs[place] if node.inputs[place] is not None else node.inputs[0]
+            origins = chain(origins, _origins([values], *products))
+        elif node.op_type == "FusedMatMul":
+            before = _origins(node.inputs[:1], *stops)
+            if any(_weight_of(origin.producer()) for origin in before):
+                yield from _weight_of(node)
+    for origin in origins:
+        yield from _weight_of(origin.producer())
+
+
+def _weight_of(node: ir.Node | None) -> list[str]:
+    """The name of the weight of a layer's product; empty for anything else."""
+    weight = None if node is None or node.op_type != "FusedMatMul" else node.inputs[1]
+    return [weight.name] if weight is not None and weight.name and is_block(weight.name) else []
 
 
 def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:

@@ -25,17 +25,19 @@ def default_precision(model: Exportable) -> PrecisionName:
     return "int8" if keeps else "fp32"
 
 
-def stored_schemes(
+def by_origin(
     weights: Weights, plan: Mapping[str, Scheme], quantization: Quantization
-) -> dict[str, Scheme]:
-    """The schemes in which the checkpoint stores the weights already, if its codes are reused."""
-    if quantization.reuse == "none":
-        return {}
-    return {name: scheme for name, scheme in plan.items() if stored_scheme(weights, name) == scheme}
+) -> tuple[dict[str, Scheme], dict[str, Scheme]]:
+    """Weights that the checkpoint stores in these schemes, if they are reused; and the rest."""
+    kept, rest = dict[str, Scheme](), dict[str, Scheme]()
+    for name, scheme in plan.items():
+        is_kept = quantization.reuse != "none" and stored_scheme(weights, name) == scheme
+        (kept if is_kept else rest)[name] = scheme
+    return kept, rest
 
 
 def stored_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[QuantizedWeight]:
-    """Copies of these weights; see `stored_schemes`."""
+    """Copies of weights that the checkpoint stores in these schemes."""
     for name, scheme in plan.items():
         parts = _parts(weights, name, scheme)
         yield QuantizedWeight(name=name, scheme=scheme, method="kept", parts=parts)

@@ -60,11 +60,11 @@ def write_portable(
         scales = codes.scales.to(dtype)
         written.append(described)
         if f"{name}{COLUMNS}" in wanted:
-            columns = pack_columns(codes)
-            writer.add(f"{name}{COLUMNS}", [raw(columns.weights)])
+            columns, column_zeros = pack_columns(codes)
+            writer.add(f"{name}{COLUMNS}", [raw(columns)])
             writer.add(f"{name}{COLUMN_SCALES}", [raw(scales.T)])
-            if columns.zeros is not None:
-                writer.add(f"{name}{COLUMN_ZEROS}", [raw(columns.zeros)])
+            if column_zeros is not None:
+                writer.add(f"{name}{COLUMN_ZEROS}", [raw(column_zeros)])
         if f"{name}{ROWS}" in wanted:
             # Without zero points, codes are signed.
             middle = weight.scheme.middle if codes.zeros is None else 0

@@ -11,10 +11,11 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from ortolan.export.duration import witness_limit
+from ortolan.export.duration import answerable_weights, core_flops, witness_limit
 from ortolan.export.errors import WitnessError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions, WitnessTopic
+from ortolan.export.parameters import count
 from ortolan.export.progress import Progress, silent
 from ortolan.export.source import AnySource
 from ortolan.export.witness.brief import Brief, Finding
@@ -28,6 +29,9 @@ from ortolan.runtime.machine.python_process import python_process
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that the subprocess may allocate."""
+
+SMALL = 100_000_000
+"""Number of weights up to which time is not measured."""
 
 OLDEST = 5
 """First version of transformers that reads `rope_parameters`; others pass over it in silence."""
@@ -62,12 +66,11 @@ def ask(
     Raises:
         WitnessError: it answers otherwise than the bundle.
     """
-    if not options.witness:
-        return Witness(unasked="it was turned off")
     if not isinstance(source, str | Path | Checkpoint):
         return Witness(unasked="the source is a live model, which the certificate compares with")
-    if (problem := _problem()) is not None:
+    if (problem := _problem(options)) is not None:
         return Witness(unasked=problem)
+    limit_s = witness_limit(elapsed_s)
     files, memory = _files(source, options.adapter), available_memory()
     findings, total = dict[str, Finding](), len(NAMES)
     with tempfile.TemporaryDirectory() as temporary:
@@ -79,6 +82,7 @@ def ask(
             max_context=max_context,
             has_own_tokenizer=options.tokenizer is not None,
             memory=None if memory is None else int(MEMORY_SHARE * memory),
+            weights=_weights(model, limit_s),
             least_layers=least_layers(model),
             first_layers=str(first_layers),
             run_time_adapter=None if run_time_adapter is None else str(run_time_adapter),
@@ -87,7 +91,7 @@ def ask(
             mapped=files.size,
             windows=windows_of(model),
         )
-        for finding in run(brief, witness_limit(elapsed_s)):
+        for finding in run(brief, limit_s):
             total = len(finding.plan) or total
             progress("witness", len(findings.keys() - {""}), total, finding.topic)
             if not finding.topic and finding.layers is not None:
@@ -97,13 +101,21 @@ def ask(
     return judged(list(findings.values()), options.accept_difference, way_out)
 
 
-def _problem() -> str | None:
-    """Why transformers cannot be asked; None if it can."""
+def _problem(options: ExportOptions) -> str | None:
+    """Why transformers is not asked; None if it is."""
+    if not options.witness:
+        return "it was turned off"
     if find_spec("transformers") is None:
         return "transformers is not installed"
     installed = version("transformers")
     is_old = int(installed.partition(".")[0]) < OLDEST
     return f"transformers {installed} is older than {OLDEST}" if is_old else None
+
+
+def _weights(model: Exportable, seconds: float) -> int | None:
+    """How many weights can be asked about; None for a model that any machine has time for."""
+    is_small = count(model.module) <= SMALL
+    return None if is_small else answerable_weights(seconds, core_flops())
 
 
 def _gguf_keys(path: Path) -> tuple[str, ...]:

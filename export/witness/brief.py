@@ -13,6 +13,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
         max_context: longest context that the user asked for.
         has_own_tokenizer: the user passed another tokenizer than the checkpoint's.
         memory: most bytes that the subprocess may allocate; None for no limit.
+        weights: number that can be loaded and asked in time; None for any number.
         least_layers: layers that a shorter model has at least; None if it must not be shorter.
         first_layers: folder of the certificate of a shorter model, which appears once the depth is
             known.
@@ -31,6 +32,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = None
     has_own_tokenizer: bool = False
     memory: int | None = None
+    weights: int | None = None
     least_layers: int | None = None
     first_layers: str | None = None
     run_time_adapter: str | None = None

@@ -77,14 +77,14 @@ def answers(brief: Brief) -> Iterator[Finding]:
 
 
 def _fit(brief: Brief, bundled: Any, publisher: Any) -> None:
-    """Load fewer layers of the publisher's model, or none, where memory is short."""
+    """Load fewer layers of the publisher's model where time is short; or none, if memory is."""
     from ortolan.export.witness.floats import UnansweredError
 
-    if brief.memory is None or publisher.unasked is not None:
+    if publisher.unasked is not None:
         return
     own = bundled.weight_bytes if bundled.has_exact_numbers else 0
     with suppress(UnansweredError):  # a topic says so
-        publisher.fit(brief.memory, least_layers=brief.least_layers, other=own)
+        publisher.fit(brief.memory, brief.weights, least_layers=brief.least_layers, other=own)
     if publisher.layers is not None and brief.first_layers is not None:
         bundled.first_layers = Path(brief.first_layers)
 
@@ -150,8 +150,10 @@ def _answer(
 ) -> tuple[str | None, float | None] | None:
     """How two answers differ, in words, and by how much; None where there is none."""
     from ortolan.errors import OrtolanError
+    from ortolan.export.witness.bundled import FLOAT32
     from ortolan.export.witness.compare import UNKNOWN, Comparison
     from ortolan.export.witness.floats import UnansweredError, is_out_of_memory
+    from ortolan.export.witness.rounding import NEGLIGIBLE, bound_of
     from ortolan.runtime.errors import MissingExtraError
 
     try:
@@ -177,6 +179,12 @@ def _answer(
     if ours is None and theirs is None:
         return None  # neither has such a thing
     comparison.compare(ours, theirs)
+    largest = comparison.largest or 0.0
+    if NEGLIGIBLE < largest <= comparison.tolerance <= FLOAT32:
+        bound = bound_of(topic, publisher, question, theirs)
+        if bound is not None and largest > bound:
+            comparison = Comparison(bound)
+            comparison.compare(ours, theirs)
     problem = None if comparison.first is None else f"{comparison.first}"
     return problem, comparison.largest
 

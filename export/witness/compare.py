@@ -48,6 +48,17 @@ class Rough:
     tolerance: float
 
 
+def plain(answer: Answer) -> Answer:
+    """The first of two answers, and rough ones as they are."""
+    if isinstance(answer, Either):
+        return plain(answer.first)
+    if isinstance(answer, Rough):
+        return plain(answer.answer)
+    if isinstance(answer, dict):
+        return {key: plain(value) for key, value in answer.items()}
+    return answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The first place where two answers differ.

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from transformers import integrations, modeling_gguf_pytorch_utils
 
+from ortolan.export.witness.known import BIASED
+
 NAME = f"transformers {version('transformers')}"
 """The library and its version."""
 
@@ -66,7 +68,7 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
     with left_out(config) as unread:
         try:
             model, report = kind.from_pretrained(
-                folder, attn_implementation="eager", output_loading_info=True, **options
+                folder, attn_implementation=_attention(config), output_loading_info=True, **options
             )
         except ValueError as error:
             if "attention" not in str(error):
@@ -84,6 +86,12 @@ def load_floats(kind: Any, folder: Path, config: Any, **file: str) -> tuple[Any,
         with suppress(NotImplementedError):  # such a product rounds its inputs
             model = model.dequantize(dtype=torch.float32)
     return model, ROUNDED.get(method, 0.0)
+
+
+def _attention(config: Any) -> str:
+    """An implementation of attention: operations one by one, where they are right."""
+    key = BIASED.get(config.model_type)
+    return "sdpa" if key is not None and getattr(config, key) else "eager"
 
 
 class _Named(dict[str, str]):

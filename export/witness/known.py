@@ -1,5 +1,7 @@
 """Differences that are known, where the publisher's code is wrong and the bundle is not: data."""
 
+from collections.abc import Mapping
+
 ONE_COLUMN = "a picture that is one patch wide"
 """PyTorch 2.13 copies the first row when it resizes a table to one column with antialiasing, so
 transformers gives each row of such a picture the position of the first. SigLIP 2 was trained in
@@ -21,6 +23,10 @@ LABELS = "labels of one name"
 ACTIVATION = "the activation of a cross-encoder with several labels"
 """sentence-transformers writes Identity for each, whatever it was trained for. Bundles return the
 probabilities of transformers' pipelines."""
+
+BIASED: Mapping[str, str] = {"falcon": "alibi"}
+"""The key of a type that turns on biases of distances which PyTorch's operations one by one add
+twice: to the mask, and to the scores. Fused attention adds them once, as in training."""
 
 TYPES = "token types for a model that reads none"
 """Models of transformers fail on them. Bundles leave them out."""

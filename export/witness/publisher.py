@@ -5,6 +5,7 @@ None of Ortolan's readers is imported here: what reads the checkpoint must be ot
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
@@ -232,6 +233,8 @@ class Publisher:
     def processor(self) -> Any:
         """The processor of texts with images or sounds."""
         processor = AutoProcessor.from_pretrained(self.folder)
+        if hasattr(processor, "image_processor"):
+            processor.image_processor = self.image_processor
         if getattr(processor, "patch_size", 0) is None:
             # an old LLaVA, about which transformers advises this
             vision = self.config.vision_config
@@ -277,7 +280,7 @@ class Publisher:
 
     def _check_whole(self) -> None:
         if self.layers is not None:
-            raise UnansweredError(f"only {self.layers} of its layers fit into memory")
+            raise UnansweredError("it was loaded without its last layers")
 
     @cached_property
     @_or_unasked("the model")
@@ -360,26 +363,32 @@ class Publisher:
     def _class(self) -> Any:
         """The class that the config names, or else the one that suits the kind."""
         for name in getattr(self.config, "architectures", None) or ():
-            named = getattr(transformers, name, None)
+            named = None if name is None else getattr(transformers, name, None)  # some name null
             # a bundle may have the head that an encoder-decoder's class leaves out
             is_headless = self.kind == "encoder-decoder" and not hasattr(named, "generate")
             if named is not None and not is_headless:
                 return named
         return getattr(transformers, AUTO[self.kind])
 
-    def fit(self, memory: int, *, least_layers: int | None, other: int) -> None:
+    def fit(
+        self, memory: int | None, weights: int | None, *, least_layers: int | None, other: int
+    ) -> None:
         """Choose how many layers to load.
 
         Args:
-            memory: bytes that are free.
+            memory: bytes that are free; None if that is unknown.
+            weights: number that there is time for; None for any number. A model without a shorter
+                form is loaded even so.
             least_layers: layers of a shorter model, at least; None if all are needed.
             other: bytes that are needed besides if all layers are loaded.
         """
         whole = self.outline
+        memory = sys.maxsize if memory is None else memory
         needed = float32_bytes(whole) + LIBRARIES
-        if needed + other <= memory:
+        if needed + other > memory:
+            self.unasked = f"its model needs {needed / 1e9:.1f} GB (free: {memory / 1e9:.1f} GB)"
+        elif weights is None or float32_bytes(whole) <= 4 * weights:
             return
-        self.unasked = f"its model needs {needed / 1e9:.1f} GB (free: {memory / 1e9:.1f} GB)"
         if least_layers is None:
             return
         with suppress(Exception):  # some configs have no shorter form

@@ -1,6 +1,8 @@
 /* Byte-pair encoding: merges the pair of the lowest rank until none is left. */
 #include "tokenizer.h"
 
+#define MAX_AFFIX_BYTES 64
+
 typedef struct {
   int32_t id, before, after; /* neighbors, or -1 */
   bool merged;               /* into the symbol before it */
@@ -71,19 +73,22 @@ static bool add_merge(ortolan_token_model *model, const json_value *item, uint32
   return true;
 }
 
-bool ortolan_bpe_read(ortolan_token_model *model, const json_value *value,
-                      const ortolan_fields *in) {
-  const json_value *merges = ortolan_array(in, value, "model", "merges", SIZE_MAX);
-  const json_value *prefix = ortolan_json_field(value, "continuing_subword_prefix");
+bool ortolan_bpe_read(ortolan_token_model *model, const json_value *value) {
+  const json_value *merges = ortolan_array(value, "merges", SIZE_MAX);
   const json_value *dropout = ortolan_json_field(value, "dropout");
-  if (merges == NULL) return false;
-  if (prefix != NULL && prefix->type == JSON_STRING && *prefix->string != 0)
-    return ortolan_unknown_part(in, "continuing_subword_prefix of BPE", prefix->string);
+  const char *prefix = "", *suffix = "";
+  if (merges == NULL || !ortolan_optional_string(value, "continuing_subword_prefix", &prefix) ||
+      !ortolan_optional_string(value, "end_of_word_suffix", &suffix) ||
+      !ortolan_copy(suffix, &model->affix, &model->affix_size))
+    return false;
+  if (model->affix_size > MAX_AFFIX_BYTES)
+    return ortolan_invalid(value, "end_of_word_suffix", "a short text");
+  if (*prefix != 0) return ortolan_unknown_part("continuing_subword_prefix of BPE", prefix);
   if (dropout != NULL && dropout->type == JSON_NUMBER && dropout->number != 0)
-    return ortolan_unknown_part(in, "model with", "dropout");
+    return ortolan_unknown_part("model with", "dropout");
   for (model->merge_slots = 64; model->merge_slots < 2 * merges->count;) model->merge_slots *= 2;
   model->merges = malloc(model->merge_slots * sizeof *model->merges);
-  if (model->merges == NULL) return ortolan_no_memory(in->error);
+  if (model->merges == NULL) return ortolan_no_memory();
   for (size_t i = 0; i < model->merge_slots; i++) model->merges[i].rank = UINT32_MAX;
   ortolan_text joined = {.size = 0};
   const json_value *item = merges->item;
@@ -91,7 +96,7 @@ bool ortolan_bpe_read(ortolan_token_model *model, const json_value *value,
     item = item->next;
   free(joined.bytes);
   return item == NULL ||
-         ortolan_invalid(in, "model.merges", "pairs of the vocabulary that join to an entry");
+         ortolan_invalid(value, "merges", "pairs of the vocabulary that join to an entry");
 }
 
 /* --- encoding --- */
@@ -194,12 +199,6 @@ static void split(word *w, const char *text, size_t size, ortolan_text *last) {
 
 void ortolan_bpe_encode(const ortolan_token_model *model, const char *text, size_t size,
                         ortolan_ids *ids) {
-  int32_t whole = -1;
-  if (model->prefers_whole) whole = ortolan_vocabulary_find(&model->vocabulary, text, size);
-  if (whole >= 0) {
-    ortolan_ids_add(ids, whole);
-    return;
-  }
   word w = {.model = model};
   ortolan_text last = {.size = 0};
   split(&w, text, size, &last);

@@ -5,24 +5,23 @@ static bool is_printable(uint32_t byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
 }
 
-/* Place of a byte among those that are not printable: 00-20, 7F-A0, AD. */
-static uint32_t place_of(uint32_t byte) {
-  return byte <= 0x20 ? byte : byte <= 0xA0 ? byte - 0x7F + 0x21 : 0x43;
+/* The letter of a byte. Bytes that are not printable: 00-20, 7F-A0, AD. */
+static uint32_t letter_of(uint32_t byte) {
+  if (is_printable(byte)) return byte;
+  return 0x100 + (byte <= 0x20 ? byte : byte <= 0xA0 ? byte - 0x7F + 0x21 : 0x43);
 }
 
 void ortolan_spell_bytes(ortolan_text *to, const char *bytes, size_t size) {
-  for (size_t i = 0; i < size; i++) {
-    uint32_t byte = (unsigned char)bytes[i];
-    ortolan_text_point(to, is_printable(byte) ? byte : 0x100 + place_of(byte));
-  }
+  for (size_t i = 0; i < size; i++) ortolan_text_point(to, letter_of((unsigned char)bytes[i]));
 }
 
 /* The byte of a letter, or -1. */
 static int byte_of(uint32_t letter) {
-  if (letter < 0x100) return is_printable(letter) ? (int)letter : -1;
-  uint32_t place = letter - 0x100;
-  if (place > 0x43) return -1;
-  return (int)(place <= 0x20 ? place : place < 0x43 ? place - 0x21 + 0x7F : 0xAD);
+  uint32_t byte = letter < 0x100    ? letter
+                  : letter <= 0x120 ? letter - 0x100
+                  : letter < 0x143  ? letter - 0x121 + 0x7F
+                                    : 0xAD;
+  return letter_of(byte) == letter ? (int)byte : -1;
 }
 
 void ortolan_spelled_bytes(ortolan_text *to, const char *text, size_t size) {

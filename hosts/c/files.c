@@ -12,12 +12,11 @@
 #include <unistd.h>
 
 #include "internal.h"
-#include "sha256.h"
 
 #define PART_BYTES 65536
 
 /* Open a plain file of a folder. Returns a descriptor, or -1. */
-static int open_plain(const char *folder, const char *name, int64_t *size, ortolan_error *error) {
+static int open_plain(const char *folder, const char *name, int64_t *size) {
   struct stat status;
   int descriptor = -1, parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (parent >= 0) {
@@ -28,13 +27,12 @@ static int open_plain(const char *folder, const char *name, int64_t *size, ortol
     errno = reason;
   }
   if (descriptor < 0) {
-    ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%s cannot be opened: %s. Copy the bundle again.",
-                 name, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+    ortolan_fail(ORTOLAN_BUNDLE_FILE, "%s cannot be opened: %s. Copy the bundle again.", name,
+                 errno == ELOOP ? "it is a symbolic link" : strerror(errno));
     return -1;
   }
   if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%s is not a plain file. Copy the bundle again.",
-                 name);
+    ortolan_fail(ORTOLAN_BUNDLE_FILE, "%s is not a plain file. Copy the bundle again.", name);
     close(descriptor);
     return -1;
   }
@@ -42,85 +40,50 @@ static int open_plain(const char *folder, const char *name, int64_t *size, ortol
   return descriptor;
 }
 
-bool ortolan_file_scan(const char *folder, const char *name, int64_t size, int64_t most,
-                       ortolan_on_bytes on_bytes, void *context, ortolan_error *error) {
-  int64_t actual, left;
-  int descriptor = open_plain(folder, name, &actual, error);
+bool ortolan_file_read(const char *folder, const ortolan_file *file, int64_t most, char **whole,
+                       size_t *size) {
+  int64_t actual, done = 0;
+  ortolan_sha256 hash;
+  char hex[65];
+  int descriptor = open_plain(folder, file->name, &actual);
   if (descriptor < 0) return false;
-  bool ok = true;
-  if (size >= 0 && actual != size)
-    ok = ortolan_fail(error, ORTOLAN_BUNDLE_FILE,
-                      "%s must have %lld bytes (got %lld). Copy the bundle again.", name,
-                      (long long)size, (long long)actual);
+  bool ok = true, reads = whole != NULL || file->sha256 != NULL;
+  if (file->size >= 0 && actual != file->size)
+    ok = ortolan_fail(ORTOLAN_BUNDLE_FILE,
+                      "%s must have %lld bytes (got %lld). Copy the bundle again.", file->name,
+                      (long long)file->size, (long long)actual);
   else if (actual > most)
-    ok = ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%s must have at most %lld bytes (got %lld).",
-                      name, (long long)most, (long long)actual);
-  char *part = ok && on_bytes != NULL ? malloc(PART_BYTES) : NULL;
-  if (ok && on_bytes != NULL && part == NULL) ok = ortolan_no_memory(error);
-  for (left = actual; ok && on_bytes != NULL && left > 0;) {
+    ok = ortolan_fail(ORTOLAN_BUNDLE_FILE, "%s must have at most %lld bytes (got %lld).",
+                      file->name, (long long)most, (long long)actual);
+  char *bytes = ok && reads ? malloc(whole == NULL ? PART_BYTES : (size_t)actual + 1) : NULL;
+  if (ok && reads && bytes == NULL) ok = ortolan_no_memory();
+  ortolan_sha256_begin(&hash);
+  while (ok && reads && done < actual) {
+    char *part = whole == NULL ? bytes : bytes + done;
+    int64_t left = actual - done;
     ssize_t count = read(descriptor, part, left < PART_BYTES ? (size_t)left : PART_BYTES);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      ok = ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%s cannot be read: %s. Check the disk.", name,
+      ok = ortolan_fail(ORTOLAN_BUNDLE_FILE, "%s cannot be read: %s. Check the disk.", file->name,
                         count < 0 ? strerror(errno) : "it became shorter");
-      break;
+    } else {
+      /* the bytes in memory, not the file: it may change */
+      ortolan_sha256_add(&hash, part, (size_t)count);
+      done += count;
     }
-    on_bytes(context, part, (size_t)count);
-    left -= count;
   }
-  free(part);
   close(descriptor);
-  return ok;
-}
-
-typedef struct {
-  char *bytes;
-  size_t size;
-  bool failed;
-} collected;
-
-static void collect(void *context, const char *bytes, size_t size) {
-  collected *all = context;
-  char *larger = all->failed ? NULL : realloc(all->bytes, all->size + size + 1);
-  all->failed = larger == NULL;
-  if (all->failed) return;
-  all->bytes = larger;
-  memcpy(all->bytes + all->size, bytes, size);
-  all->size += size;
-  all->bytes[all->size] = 0;
-}
-
-char *ortolan_file_read(const char *folder, const char *name, int64_t size, int64_t most,
-                        size_t *count, ortolan_error *error) {
-  collected all = {.bytes = NULL};
-  collect(&all, "", 0);
-  bool ok = ortolan_file_scan(folder, name, size, most, collect, &all, error);
-  if (ok && all.failed) ok = ortolan_no_memory(error);
-  if (!ok) {
-    free(all.bytes);
-    return NULL;
-  }
-  *count = all.size;
-  return all.bytes;
-}
-
-static void add_to_hash(void *context, const char *bytes, size_t size) {
-  ortolan_sha256_add(context, bytes, size);
-}
-
-bool ortolan_file_check(const char *folder, const ortolan_file *file, bool skip_hash,
-                        ortolan_error *error) {
-  ortolan_sha256 hash;
-  char hex[65];
-  ortolan_sha256_begin(&hash);
-  if (!ortolan_file_scan(folder, file->name, file->size, INT64_MAX,
-                         skip_hash ? NULL : add_to_hash, &hash, error))
-    return false;
-  if (skip_hash) return true;
   ortolan_sha256_end(&hash, hex);
-  if (strcmp(hex, file->sha256) == 0) return true;
-  return ortolan_fail(error, ORTOLAN_BUNDLE_FILE,
+  if (ok && file->sha256 != NULL && strcmp(hex, file->sha256) != 0)
+    ok = ortolan_fail(ORTOLAN_BUNDLE_FILE,
                       "%s was altered: its SHA-256 must be %.16s... (got %.16s...). "
                       "Copy the bundle again.",
                       file->name, file->sha256, hex);
+  if (!ok || whole == NULL) {
+    free(bytes);
+    return ok;
+  }
+  bytes[actual] = 0;
+  *whole = bytes, *size = (size_t)actual;
+  return true;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "internal.h"
 #include "unicode.h"
 
 #define BLOCK_BYTES 16384
@@ -13,11 +14,6 @@ typedef struct block {
   struct block *next;
   size_t used, size;
 } block;
-
-struct ortolan_json {
-  block *blocks;
-  json_value *root;
-};
 
 typedef struct {
   ortolan_json *document;
@@ -83,14 +79,12 @@ static bool read_number(reader *in, json_value *value) {
       if (!is_digit(in)) return fail(in, "a number ends with its decimal point");
     }
     if (!is_digit(in)) break;
-    if (mantissa < 100000000000000000u) {
+    if (mantissa <= (UINT64_MAX - 9) / 10) {
       mantissa = mantissa * 10 + (uint64_t)(*in->at - '0');
       exponent -= fraction;
-    } else if (whole && mantissa <= (UINT64_MAX - 9) / 10) {
-      mantissa = mantissa * 10 + (uint64_t)(*in->at - '0');
     } else { /* more digits than a double holds */
       whole = false;
-      if (!fraction && exponent < 1000000) exponent++;
+      exponent += !fraction && exponent < 1000000;
     }
   }
   if (in->at < in->end && (*in->at == 'e' || *in->at == 'E')) {
@@ -116,14 +110,12 @@ static bool read_number(reader *in, json_value *value) {
 /* --- strings --- */
 
 static bool read_hex(reader *in, uint32_t *code) {
-  static const char digits[] = "0123456789abcdefABCDEF";
   *code = 0;
   if (in->end - in->at < 4) return fail(in, "an escape is incomplete");
-  for (int digit = 0; digit < 4; digit++, in->at++) {
-    const char *place = *in->at == 0 ? NULL : strchr(digits, *in->at);
-    if (place == NULL) return fail(in, "an escape is not hexadecimal");
-    uint32_t value = (uint32_t)(place - digits);
-    *code = *code << 4 | (value < 16 ? value : value - 6);
+  for (int i = 0; i < 4; i++, in->at++) {
+    int digit = ortolan_hex_digit(*in->at);
+    if (digit < 0) return fail(in, "an escape is not hexadecimal");
+    *code = *code << 4 | (uint32_t)digit;
   }
   return true;
 }
@@ -207,7 +199,7 @@ static bool read_items(reader *in, json_value *parent) {
     do {
       json_value *item = allocate(in, sizeof *item);
       if (item == NULL) return false;
-      *item = (json_value){.type = JSON_NULL};
+      *item = (json_value){.type = JSON_NULL, .parent = parent};
       if (is_object) {
         if (!accept(in, '"')) return fail(in, "a key is missing");
         if (!read_string(in, &item->key)) return false;
@@ -257,39 +249,38 @@ static bool read_value(reader *in, json_value *value) {
   }
 }
 
-ortolan_json *ortolan_json_read(const char *text, size_t size, const char **problem,
-                                size_t *offset) {
+ortolan_json *ortolan_json_read(ortolan_code code, const char *name, const char *text,
+                                size_t size) {
   ortolan_json *document = calloc(1, sizeof *document);
   reader in = {.document = document, .start = text, .at = text, .end = text + size};
   bool missing;
   size_t wrong, valid = ortolan_utf8_valid(text, size, &missing, &wrong);
-  *problem = NULL;
-  *offset = 0;
-  if (document == NULL) return NULL;
-  document->root = allocate(&in, sizeof *document->root);
-  if (document->root != NULL && valid < size) {
+  if (document != NULL && valid < size) {
     in.at += valid;
     fail(&in, "the text is not UTF-8");
-  } else if (document->root != NULL) {
-    *document->root = (json_value){.type = JSON_NULL};
-    bool is_read = read_value(&in, document->root);
+  } else if (document != NULL) {
+    document->code = code, document->name = name;
+    bool is_read = read_value(&in, &document->root);
     skip_space(&in);
     if (is_read && in.at == in.end) return document;
     if (is_read) fail(&in, "text follows the document");
   }
-  *problem = in.problem;
-  *offset = (size_t)(in.at - in.start);
   ortolan_json_free(document);
+  if (in.problem == NULL) ortolan_no_memory();
+  else
+    ortolan_fail(code, "%s is not valid JSON: %s (at byte %zu). Copy the bundle again.", name,
+                 in.problem, (size_t)(in.at - in.start));
   return NULL;
 }
 
-const json_value *ortolan_json_root(const ortolan_json *document) {
-  return document->root;
+const ortolan_json *ortolan_json_of(const json_value *value) {
+  while (value->parent != NULL) value = value->parent;
+  return (const ortolan_json *)(const void *)value;
 }
 
 void ortolan_json_free(ortolan_json *document) {
-  if (document == NULL) return;
-  for (block *part = document->blocks, *next; part != NULL; part = next) {
+  block *part = document == NULL ? NULL : document->blocks;
+  for (block *next; part != NULL; part = next) {
     next = part->next;
     free(part);
   }

@@ -6,19 +6,12 @@
 #ifndef ORTOLAN_JSON_H
 #define ORTOLAN_JSON_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "ortolan.h"
 
 #define ORTOLAN_JSON_DEPTH 32
 
 typedef enum {
-  JSON_NULL,
-  JSON_BOOLEAN,
-  JSON_NUMBER,
-  JSON_STRING,
-  JSON_ARRAY,
-  JSON_OBJECT,
+  JSON_NULL, JSON_BOOLEAN, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT
 } json_type;
 
 /* A value, valid as long as its document. */
@@ -33,15 +26,19 @@ typedef struct json_value {
   const char *key;         /* name of this field, in an object */
   struct json_value *item; /* first item or field */
   struct json_value *next; /* next item or field of the same parent */
+  const struct json_value *parent;
 } json_value;
 
-typedef struct ortolan_json ortolan_json;
+typedef struct {
+  json_value root; /* first: a root is its document */
+  ortolan_code code;
+  const char *name;
+  struct block *blocks; /* memory of all values */
+} ortolan_json;
 
-/* Read a document. Returns NULL on failure; `problem` then says what is wrong and where, or is NULL
- * if memory ran out. */
-ortolan_json *ortolan_json_read(const char *text, size_t size, const char **problem,
-                                size_t *offset);
-const json_value *ortolan_json_root(const ortolan_json *document);
+/* Read a document, which keeps its name. Returns NULL and notes an error of this code on failure. */
+ortolan_json *ortolan_json_read(ortolan_code code, const char *name, const char *text, size_t size);
+const ortolan_json *ortolan_json_of(const json_value *value);
 void ortolan_json_free(ortolan_json *document);
 
 /* A field of an object, or NULL if it is missing or null. */

@@ -1,61 +1,60 @@
 #include "tokenizer.h"
 
 enum {
-  NFD, NFC, NFKD, NFKC, LOWERCASE, STRIP_ACCENTS, STRIP, REPLACE, PREPEND, BERT, PRECOMPILED, NMT,
-  BYTE_LEVEL
+  NFD, NFC, NFKD, NFKC, LOWERCASE, STRIP_ACCENTS, STRIP, REPLACE, PREPEND, BERT, PRECOMPILED,
+  BYTE_LEVEL, CLEAN, CHINESE, ACCENTS /* the last three are of BERT */
 };
 
-static const char *const types[] = {"NFD", "NFC", "NFKD", "NFKC", "Lowercase", "StripAccents",
-                                    "Strip", "Replace", "Prepend", "BertNormalizer", "Precompiled",
-                                    "Nmt", "ByteLevel"};
+static const ortolan_part_kind kinds[] = {
+    {.type = "NFD"},
+    {.type = "NFC"},
+    {.type = "NFKD"},
+    {.type = "NFKC"},
+    {.type = "Lowercase"},
+    {.type = "StripAccents"},
+    {.type = "Strip", .flags = {"strip_left", "strip_right"}},
+    {.type = "Replace", .text = "content", .has_pattern = true},
+    {.type = "Prepend", .text = "prepend"},
+    {.type = "BertNormalizer", .flags = {"clean_text", "handle_chinese_chars", "lowercase"}},
+    {.type = "Precompiled"},
+    {.type = "ByteLevel"}};
 
-bool ortolan_read_normalizer(ortolan_part *part, const char *type, const json_value *value,
-                             const ortolan_unicode *unicode, const ortolan_fields *in) {
-  const int count = sizeof types / sizeof *types;
-  for (part->kind = 0; part->kind < count && strcmp(types[part->kind], type) != 0;) part->kind++;
-  if (part->kind == count) return ortolan_unknown_part(in, "normalizer", type);
-  part->pattern.unicode = unicode;
-  const char *table;
-  switch (part->kind) {
-    case STRIP:
-      part->flag = ortolan_flag(value, "strip_left", true);
-      part->second = ortolan_flag(value, "strip_right", true);
-      return true;
-    case REPLACE:
-      return ortolan_part_text(part, value, "normalizer", "content", in) &&
-             ortolan_pattern_read(&part->pattern, value, "normalizer", in);
-    case PREPEND:
-      return ortolan_part_text(part, value, "normalizer", "prepend", in);
-    case BERT:
-      part->flag = ortolan_flag(value, "clean_text", true);
-      part->second = ortolan_flag(value, "handle_chinese_chars", true);
-      part->third = ortolan_flag(value, "lowercase", true);
-      part->fourth = ortolan_flag(value, "strip_accents", part->third);
-      return true;
-    case PRECOMPILED:
-      table = ortolan_string(in, value, "normalizer", "precompiled_charsmap");
-      if (table == NULL) return false;
-      part->table = ortolan_charsmap_read(table);
-      return part->table != NULL || ortolan_invalid(in, "normalizer.precompiled_charsmap",
-                                                    "a complete table of SentencePiece");
-    default:
-      return true;
-  }
+/* BERT's normalizer becomes those of its steps that it has. */
+static bool read_bert(ortolan_parts *parts, const ortolan_part *bert, const json_value *value) {
+  static const int steps[ORTOLAN_MAX_STEPS] = {CLEAN, CHINESE, NFD, ACCENTS, LOWERCASE};
+  bool strips = bert->flags[2];
+  if (!ortolan_flag(value, "strip_accents", &strips)) return false;
+  const bool wanted[] = {bert->flags[0], bert->flags[1], strips, strips, bert->flags[2]};
+  parts->count--;
+  for (size_t i = 0; i < ORTOLAN_MAX_STEPS; i++)
+    if (wanted[i]) ortolan_part_add(parts, steps[i]);
+  return true;
+}
+
+bool ortolan_read_normalizer(ortolan_parts *parts, const json_value *value) {
+  const size_t count = sizeof kinds / sizeof *kinds;
+  ortolan_part *part = ortolan_part_read(parts, kinds, count, "normalizer", value);
+  if (part == NULL) return false;
+  if (part->kind == BERT) return read_bert(parts, part, value);
+  if (part->kind != PRECOMPILED) return true;
+  const char *table = ortolan_string(value, "precompiled_charsmap");
+  return table != NULL &&
+         (ortolan_charsmap_read(table, &part->text, &part->size) ||
+          ortolan_invalid(value, "precompiled_charsmap", "a complete table of SentencePiece"));
 }
 
 /* --- steps from one text to another --- */
 
-static void normal_form(const ortolan_unicode *unicode, const ortolan_text *from, ortolan_text *to,
-                        bool compatible, bool composed) {
+static void normal_form(int kind, const ortolan_text *from, ortolan_text *to) {
   bool is_ascii = true;
   for (size_t i = 0; i < from->size; i++) is_ascii &= (unsigned char)from->bytes[i] < 0x80;
   if (is_ascii) {
     ortolan_text_add(to, from->bytes, from->size);
     return;
   }
+  bool compatible = kind == NFKD || kind == NFKC, composed = kind == NFC || kind == NFKC;
   size_t count;
-  uint32_t *points =
-      ortolan_normal_form(unicode, from->bytes, from->size, compatible, composed, &count);
+  uint32_t *points = ortolan_normal_form(from->bytes, from->size, compatible, composed, &count);
   if (points == NULL) to->failed = true;
   for (size_t i = 0; points != NULL && i < count; i++) ortolan_text_point(to, points[i]);
   free(points);
@@ -71,12 +70,10 @@ static bool is_chinese(uint32_t c) {
 }
 
 /* Steps that look at single characters. Each returns how many it writes to `out`. */
-enum { CLEAN, CHINESE, ACCENTS, MARKS, LOWER, NMT_SPACES };
-
-static size_t step(int which, const ortolan_unicode *unicode, uint32_t c, uint32_t out[3]) {
-  uint32_t flags = ortolan_flags(unicode, c);
+static size_t step(int kind, uint32_t c, uint32_t out[3]) {
+  uint32_t flags = ortolan_flags(c);
   out[0] = c;
-  switch (which) {
+  switch (kind) {
     case CLEAN:
       if (flags & ORTOLAN_IS_SPACE) out[0] = ' ';
       return !(flags & ORTOLAN_IS_OTHER);
@@ -86,104 +83,72 @@ static size_t step(int which, const ortolan_unicode *unicode, uint32_t c, uint32
       return 3;
     case ACCENTS:
       return !(flags & ORTOLAN_IS_NONSPACING);
-    case MARKS:
+    case STRIP_ACCENTS:
       return !(flags & ORTOLAN_IS_MARK);
-    case LOWER:
-      return ortolan_lower(unicode, c, out);
     default:
-      if (c == 9 || c == 10 || c == 12 || c == 13 || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
-          c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD)
-        out[0] = ' ';
-      return !((c >= 1 && c < 9) || c == 11 || (c > 13 && c < 32) || c == 0x7F || c == 0x8F ||
-               c == 0x9F);
+      return ortolan_lower(c, out);
   }
 }
 
-static void each_character(int which, const ortolan_unicode *unicode, const ortolan_text *from,
-                           ortolan_text *to, bool *first) {
+static void each_character(int kind, const ortolan_text *from, ortolan_text *to, bool *first) {
   uint32_t point, out[3];
   for (size_t at = 0; at < from->size;) {
     size_t size = ortolan_utf8_read(from->bytes + at, &point);
-    size_t count = step(which, unicode, point, out);
+    size_t count = step(kind, point, out);
     if (count == 0 && at == 0) *first = false;
     for (size_t i = 0; i < count; i++) ortolan_text_point(to, out[i]);
     at += size;
   }
 }
 
-static void strip(const ortolan_part *part, const ortolan_unicode *unicode,
-                  const ortolan_text *from, ortolan_text *to, bool *first) {
+static void strip(const ortolan_part *part, const ortolan_text *from, ortolan_text *to,
+                  bool *first) {
   const char *text = from->bytes;
   size_t size = from->size;
-  ortolan_strip(unicode, &text, &size, part->flag, part->second);
+  ortolan_strip(&text, &size, part->flags[0], part->flags[1]);
   if (text > from->bytes) *first = false;
   ortolan_text_add(to, text, size);
 }
 
-/* Swap the result of a step into the text, and empty the other for the next. */
-static void next(ortolan_text *text, ortolan_text *other) {
-  ortolan_text_swap(text, other);
-  other->size = 0;
-}
-
-static void bert(const ortolan_part *part, const ortolan_unicode *unicode, ortolan_text *text,
-                 ortolan_text *other, bool *first) {
-  if (part->flag) each_character(CLEAN, unicode, text, other, first), next(text, other);
-  if (part->second) each_character(CHINESE, unicode, text, other, first), next(text, other);
-  if (part->fourth) {
-    normal_form(unicode, text, other, false, false), next(text, other);
-    each_character(ACCENTS, unicode, text, other, first), next(text, other);
-  }
-  if (part->third) each_character(LOWER, unicode, text, other, first), next(text, other);
-}
-
-static bool normalize(const ortolan_part *part, const ortolan_unicode *unicode, ortolan_text *text,
-                      ortolan_text *other, bool *first, ortolan_error *error) {
+static bool normalize(const ortolan_part *part, const ortolan_text *from, ortolan_text *to,
+                      bool *first) {
   switch (part->kind) {
-    case LOWERCASE:
-    case STRIP_ACCENTS:
-    case NMT:
-      each_character(part->kind == NMT         ? NMT_SPACES
-                     : part->kind == LOWERCASE ? LOWER
-                                               : MARKS,
-                     unicode, text, other, first);
-      break;
+    case NFD:
+    case NFC:
+    case NFKD:
+    case NFKC:
+      normal_form(part->kind, from, to);
+      return true;
     case STRIP:
-      strip(part, unicode, text, other, first);
-      break;
+      strip(part, from, to, first);
+      return true;
     case REPLACE:
-      if (!ortolan_pattern_replace(&part->pattern, part->text, part->size, text->bytes, text->size,
-                                   other, error))
-        return false;
-      break;
+      return ortolan_pattern_replace(&part->pattern, part->text, part->size, from->bytes,
+                                     from->size, to);
     case PREPEND:
-      if (text->size > 0) ortolan_text_add(other, part->text, part->size);
-      ortolan_text_add(other, text->bytes, text->size);
-      break;
-    case BERT:
-      bert(part, unicode, text, other, first);
+      if (from->size > 0) ortolan_text_add(to, part->text, part->size);
+      ortolan_text_add(to, from->bytes, from->size);
       return true;
     case PRECOMPILED:
-      ortolan_charsmap_apply(part->table, unicode, text, other);
-      break;
+      ortolan_charsmap_apply(part->text, part->size, from, to);
+      return true;
     case BYTE_LEVEL:
-      ortolan_spell_bytes(other, text->bytes, text->size);
-      break;
+      ortolan_spell_bytes(to, from->bytes, from->size);
+      return true;
     default:
-      normal_form(unicode, text, other, part->kind >= NFKD,
-                  part->kind == NFC || part->kind == NFKC);
+      each_character(part->kind, from, to, first);
+      return true;
   }
-  next(text, other);
-  return true;
 }
 
-bool ortolan_normalize(const ortolan_parts *parts, const ortolan_unicode *unicode,
-                       ortolan_text *text, bool *first, ortolan_error *error) {
-  ortolan_text other = {.size = 0};
+bool ortolan_normalize(const ortolan_parts *parts, ortolan_text *text, bool *first) {
+  ortolan_text other = {.size = 0}, before;
   bool ok = true;
   for (size_t i = 0; ok && i < parts->count; i++) {
-    ok = normalize(&parts->items[i], unicode, text, &other, first, error);
-    if (ok && (text->failed || other.failed)) ok = ortolan_text_error(text, error);
+    other.size = 0;
+    ok = normalize(&parts->items[i], text, &other, first);
+    before = *text, *text = other, other = before;
+    if (ok && (text->failed || other.failed)) ok = ortolan_text_error(text);
   }
   free(other.bytes);
   return ok;

@@ -9,7 +9,8 @@
  *     if (model == NULL) { fprintf(stderr, "%s\n", error.message); return 1; }
  *
  * A model serves one thread at a time. Different models may run in different threads, but open
- * them from one: opening sets environment variables for a moment.
+ * them from one: opening sets environment variables for a moment, and ORT_DISABLE_TELEMETRY, unless
+ * it is set, for good.
  */
 #ifndef ORTOLAN_H
 #define ORTOLAN_H
@@ -20,6 +21,10 @@
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default) /* a shared library shows these names only */
 #endif
 
 /* Kinds of failure. ortolan_code_name() returns the code that Ortolan's Python errors carry. */
@@ -86,7 +91,8 @@ typedef struct {
 typedef bool (*ortolan_on_token)(int32_t token, void *context);
 
 typedef struct {
-  size_t max_new_tokens; /* 0: as many as `capacity` and the context allow */
+  size_t max_new_tokens; /* 0 is no limit, as None in Python: as many as `capacity` and the context
+                            allow */
   size_t min_new_tokens; /* EOS is not allowed before this many tokens */
   ortolan_sampling sampling;
   const int32_t *stop_tokens; /* ids that end the sequence, besides the model's EOS */
@@ -271,14 +277,14 @@ typedef enum {
 
 typedef struct {
   ortolan_verdict verdict;
-  size_t positions;      /* tokens compared */
-  double mean_kl;        /* KL divergence from what PyTorch computed, in nats */
-  double max_kl;         /* at one position */
-  double max_abs_delta;  /* largest difference of a logit */
-  double top1_agreement; /* share of positions with the same most probable token */
-  size_t near_ties;      /* other tokens that won a near tie */
-  size_t non_finite;     /* positions with logits that are not finite */
-  double mean_kl_limit;  /* tolerance of the certificate */
+  size_t positions;         /* tokens compared */
+  double mean_kl;           /* KL divergence from what PyTorch computed, in nats */
+  double max_kl;            /* at one position */
+  double max_abs_delta;     /* largest difference of a logit */
+  double top1_agreement;    /* share of positions with the same most probable token */
+  size_t near_ties;         /* other tokens that won a near tie */
+  size_t non_finite;        /* positions with logits that are not finite */
+  double mean_kl_limit;     /* tolerance of the certificate */
   const char *changed_file; /* a file that differs from the export, or NULL; valid until
                                ortolan_close */
 } ortolan_report;
@@ -290,6 +296,10 @@ typedef struct {
  * could not be carried out.
  */
 bool ortolan_verify(ortolan_model *model, ortolan_report *report, ortolan_error *error);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }

@@ -34,36 +34,34 @@ static bool flatten(const char *text, char *to) {
   return true;
 }
 
-static bool compile(ortolan_pattern *pattern, const char *text, const char *path,
-                    const ortolan_fields *in) {
+static bool compile(ortolan_pattern *pattern, const char *text) {
   /* Oniguruma, which Python uses, reads these in another way */
   static const char *const other[] = {"\\w", "\\W", "\\b", "\\B", "\\h", "\\H", "(?m", "&&"};
   for (size_t i = 0; i < sizeof other / sizeof *other; i++)
     if (strstr(text, other[i]) != NULL)
-      return ortolan_fail(in->error, in->code,
-                          "%s: the pattern of %s has `%s`, which PCRE2 reads differently. Use "
-                          "Ortolan's Python runtime.",
-                          in->file, path, other[i]);
+      return ortolan_fail(ORTOLAN_TOKENIZER,
+                          "tokenizer.json: the pattern `%.60s` has `%s`, which PCRE2 reads "
+                          "differently. Use Ortolan's Python runtime.",
+                          text, other[i]);
   for (const char *at = text; (at = strstr(at, "}+")) != NULL; at++)
     if (at > text && ((at[-1] >= '0' && at[-1] <= '9') || at[-1] == ',')) /* not of \p{L}+ */
-      return ortolan_unknown_part(in, "pattern with a possessive count", text);
+      return ortolan_unknown_part("pattern with a possessive count", text);
   int problem;
   PCRE2_SIZE place;
-  char *flat = malloc(strlen(text) + 1);
-  if (flat == NULL) return ortolan_no_memory(in->error);
-  if (!flatten(text, flat)) {
-    free(flat);
-    return ortolan_unknown_part(in, "pattern with a class in a class", text);
-  }
+  char *flat = calloc(strlen(text) + 1, 1);
+  if (flat == NULL) return ortolan_no_memory();
+  bool is_flat = flatten(text, flat);
   pattern->regex = pcre2_compile((PCRE2_SPTR)flat, PCRE2_ZERO_TERMINATED,
                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
                                  &problem, &place, NULL);
   free(flat);
+  if (!is_flat) return ortolan_unknown_part("pattern with a class in a class", text);
   if (pattern->regex != NULL) return true;
   unsigned char message[128] = "";
   pcre2_get_error_message(problem, message, sizeof message);
-  return ortolan_fail(in->error, in->code, "%s: the pattern of %s is wrong: %s (at byte %zu).",
-                      in->file, path, (const char *)message, (size_t)place);
+  return ortolan_fail(ORTOLAN_TOKENIZER,
+                      "tokenizer.json: the pattern `%.60s` is wrong: %s (at byte %zu).", text,
+                      (const char *)message, (size_t)place);
 }
 
 static int search(const ortolan_pattern *pattern, const char *text, size_t size, size_t from,
@@ -88,39 +86,33 @@ static int search(const ortolan_pattern *pattern, const char *text, size_t size,
   return found;
 }
 #else
-static bool compile(ortolan_pattern *pattern, const char *text, const char *path,
-                    const ortolan_fields *in) {
+static bool compile(ortolan_pattern *pattern, const char *text) {
   (void)pattern;
-  return ortolan_fail(in->error, in->code,
-                      "%s: %s needs regular expressions for the pattern `%.60s`. Build the library "
-                      "with -DORTOLAN_PCRE2=ON.",
-                      in->file, path, text);
+  return ortolan_fail(ORTOLAN_TOKENIZER,
+                      "tokenizer.json needs regular expressions for the pattern `%.60s`. Build the "
+                      "library with -DORTOLAN_PCRE2=ON.",
+                      text);
 }
 
-static int search(const ortolan_pattern *pattern, const char *text, size_t size, size_t from,
-                  size_t *start, size_t *end) {
-  (void)pattern, (void)text, (void)size, (void)from, (void)start, (void)end;
-  return -1;
-}
+#define search(pattern, text, size, from, start, end) (-1)
 #endif
 
-bool ortolan_pattern_read(ortolan_pattern *pattern, const json_value *part, const char *path,
-                          const ortolan_fields *in) {
-  const json_value *object = ortolan_object(in, part, path, "pattern");
+ortolan_pattern ortolan_literal(const char *text, size_t size) {
+  return (ortolan_pattern){.kind = ORTOLAN_PATTERN_LITERAL, .literal = (char *)text, .size = size};
+}
+
+bool ortolan_pattern_read(ortolan_pattern *pattern, const json_value *part) {
+  const json_value *object = ortolan_object(part, "pattern");
   if (object == NULL) return false;
   const json_value *literal = ortolan_json_field(object, "String");
-  const char *text = ortolan_string(in, object, path, literal != NULL ? "String" : "Regex");
+  const char *text = ortolan_string(object, literal != NULL ? "String" : "Regex");
   if (text == NULL) return false;
-  if (*text == 0) return ortolan_invalid(in, path, "a pattern that is not empty");
-  pattern->kind = literal != NULL          ? ORTOLAN_PATTERN_LITERAL
+  if (*text == 0) return ortolan_invalid(part, "pattern", "one that is not empty");
+  pattern->kind = literal != NULL           ? ORTOLAN_PATTERN_LITERAL
                   : strcmp(text, gpt2) == 0 ? ORTOLAN_PATTERN_GPT2
                                             : ORTOLAN_PATTERN_REGEX;
-  if (pattern->kind == ORTOLAN_PATTERN_REGEX) return compile(pattern, text, path, in);
-  pattern->size = strlen(text);
-  pattern->literal = malloc(pattern->size + 1);
-  if (pattern->literal == NULL) return ortolan_no_memory(in->error);
-  memcpy(pattern->literal, text, pattern->size + 1);
-  return true;
+  if (pattern->kind == ORTOLAN_PATTERN_REGEX) return compile(pattern, text);
+  return ortolan_copy(text, &pattern->literal, &pattern->size);
 }
 
 void ortolan_pattern_free(ortolan_pattern *pattern) {
@@ -133,23 +125,21 @@ void ortolan_pattern_free(ortolan_pattern *pattern) {
 /* --- the others --- */
 
 /* Flags of the character at an offset, and the offset behind it. */
-static uint32_t flags_at(const ortolan_pattern *pattern, const char *text, size_t at,
-                         size_t *behind) {
+static uint32_t flags_at(const char *text, size_t at, size_t *behind) {
   uint32_t point;
   *behind = at + ortolan_utf8_read(text + at, &point);
-  return ortolan_flags(pattern->unicode, point);
+  return ortolan_flags(point);
 }
 
 /* The end of the characters that have one of these flags, or have none of them. */
-static size_t run_end(const ortolan_pattern *pattern, const char *text, size_t size, size_t at,
-                      uint32_t flags, bool has) {
+static size_t run_end(const char *text, size_t size, size_t at, uint32_t flags, bool has) {
   for (size_t behind; at < size; at = behind)
-    if (((flags_at(pattern, text, at, &behind) & flags) != 0) != has) break;
+    if (((flags_at(text, at, &behind) & flags) != 0) != has) break;
   return at;
 }
 
 /* GPT-2's pattern matches at every character: returns the end. */
-static size_t gpt2_end(const ortolan_pattern *pattern, const char *text, size_t size, size_t at) {
+static size_t gpt2_end(const char *text, size_t size, size_t at) {
   static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
   const uint32_t kinds[] = {ORTOLAN_IS_LETTER, ORTOLAN_IS_NUMBER,
                             ORTOLAN_IS_LETTER | ORTOLAN_IS_NUMBER | ORTOLAN_IS_SPACE};
@@ -160,10 +150,10 @@ static size_t gpt2_end(const ortolan_pattern *pattern, const char *text, size_t 
   }
   size_t word = at + (text[at] == ' ');
   for (size_t i = 0; i < 3; i++) {
-    size_t end = run_end(pattern, text, size, word, kinds[i], i < 2);
+    size_t end = run_end(text, size, word, kinds[i], i < 2);
     if (end > word) return end;
   }
-  size_t end = run_end(pattern, text, size, at, ORTOLAN_IS_SPACE, true);
+  size_t end = run_end(text, size, at, ORTOLAN_IS_SPACE, true);
   size_t last = end - ortolan_utf8_last(text, end);
   return end < size && last > at ? last : end; /* the last space belongs to the next word */
 }
@@ -180,74 +170,72 @@ static int find_literal(const ortolan_pattern *pattern, const char *text, size_t
   return 0;
 }
 
-int ortolan_pattern_next(const ortolan_pattern *pattern, const char *text, size_t size,
-                         size_t from, size_t *start, size_t *end) {
+int ortolan_pattern_next(const ortolan_pattern *pattern, const char *text, size_t size, size_t from,
+                         size_t *start, size_t *end) {
   switch (pattern->kind) {
     case ORTOLAN_PATTERN_LITERAL:
       return find_literal(pattern, text, size, from, start, end);
     case ORTOLAN_PATTERN_FLAG:
-      *start = run_end(pattern, text, size, from, pattern->flag, false);
-      if (*start < size) flags_at(pattern, text, *start, end);
+      *start = run_end(text, size, from, pattern->flag, false);
+      if (*start < size) flags_at(text, *start, end);
       return *start < size;
     case ORTOLAN_PATTERN_WORDS:
-      *start = run_end(pattern, text, size, from, ORTOLAN_IS_SPACE, true);
-      *end = run_end(pattern, text, size, *start, ORTOLAN_IS_WORD, true);
+      *start = run_end(text, size, from, ORTOLAN_IS_SPACE, true);
+      *end = run_end(text, size, *start, ORTOLAN_IS_WORD, true);
       if (*end == *start)
-        *end = run_end(pattern, text, size, *start, ORTOLAN_IS_WORD | ORTOLAN_IS_SPACE, false);
+        *end = run_end(text, size, *start, ORTOLAN_IS_WORD | ORTOLAN_IS_SPACE, false);
       return *start < size;
     case ORTOLAN_PATTERN_GPT2:
       *start = from;
-      if (from < size) *end = gpt2_end(pattern, text, size, from);
+      if (from < size) *end = gpt2_end(text, size, from);
       return from < size;
     default:
       return search(pattern, text, size, from, start, end);
   }
 }
 
-/* Called with each match and each stretch between matches, in order. */
-typedef void (*on_span)(void *context, size_t start, size_t end, bool is_match);
+/* A search for one match after the other, from `from` on. */
+typedef struct {
+  const ortolan_pattern *pattern;
+  const char *text;
+  size_t size, from, start, end; /* start and end: of the last match */
+} matches;
 
-static bool each_span(const ortolan_pattern *pattern, const char *text, size_t size, on_span call,
-                      void *context, ortolan_error *error) {
-  size_t start, end, from = 0, done = 0;
-  int found;
-  if (size == 0) return true;
-  while (from <= size &&
-         (found = ortolan_pattern_next(pattern, text, size, from, &start, &end)) != 0) {
+/* Find the next match. Returns false at the end, and sets `ok` to false if the search gave up. */
+static bool next_match(matches *m, bool *ok) {
+  const size_t before = m->end;
+  uint32_t point;
+  while (m->from <= m->size && m->size > 0) {
+    int found = ortolan_pattern_next(m->pattern, m->text, m->size, m->from, &m->start, &m->end);
     if (found < 0)
-      return ortolan_fail(error, ORTOLAN_TOKENIZER,
-                          "A pattern of tokenizer.json takes too long on this text. Do not use "
-                          "this tokenizer.");
-    uint32_t point;
-    from = end;
-    if (end == start) { /* an empty match: go on behind the next character */
-      from = end < size ? end + ortolan_utf8_read(text + end, &point) : size + 1;
-      if (end == done && done > 0) continue;
-    }
-    if (start > done) call(context, done, start, false);
-    call(context, start, end, true);
-    done = end;
+      *ok = ortolan_fail(ORTOLAN_TOKENIZER,
+                         "A pattern of tokenizer.json takes too long on this text. Do not use "
+                         "this tokenizer.");
+    if (found <= 0) break;
+    m->from = m->end;
+    if (m->end > m->start) return true;
+    /* an empty match: go on behind the next character */
+    m->from += m->end < m->size ? ortolan_utf8_read(m->text + m->end, &point) : 1;
+    if (m->end != before || before == 0) return true;
   }
-  if (done < size) call(context, done, size, false);
-  return true;
+  return false;
 }
 
 typedef struct {
   ortolan_behavior behavior;
-  bool invert, first, before; /* `before`: whether the last span was a match */
+  bool first, before; /* `before`: whether the last span was a match */
   const char *text;
   size_t start, end; /* a piece that may still grow */
   ortolan_pieces *pieces;
 } splitting;
 
-static void put(splitting *s) {
+static void put(const splitting *s) {
   ortolan_pieces_add(s->pieces, s->text + s->start, s->end - s->start, -1,
                      s->first && s->start == 0);
 }
 
-static void split_span(void *context, size_t start, size_t end, bool is_match) {
-  splitting *s = context;
-  is_match ^= s->invert;
+/* Add a match, or the stretch between two. */
+static void add_span(splitting *s, size_t start, size_t end, bool is_match) {
   if (s->behavior == ORTOLAN_REMOVED && is_match) return;
   bool joins = s->behavior == ORTOLAN_CONTIGUOUS             ? is_match == s->before
                : s->behavior == ORTOLAN_MERGED_WITH_PREVIOUS ? is_match && !s->before
@@ -262,30 +250,29 @@ static void split_span(void *context, size_t start, size_t end, bool is_match) {
 }
 
 bool ortolan_pattern_split(const ortolan_pattern *pattern, ortolan_behavior behavior, bool invert,
-                           const char *text, size_t size, bool first, ortolan_pieces *pieces,
-                           ortolan_error *error) {
-  splitting s = {.behavior = behavior, .invert = invert, .first = first, .text = text,
-                 .pieces = pieces};
-  if (!each_span(pattern, text, size, split_span, &s, error)) return false;
+                           const char *text, size_t size, bool first, ortolan_pieces *pieces) {
+  splitting s = {.behavior = behavior, .first = first, .text = text, .pieces = pieces};
+  matches m = {.pattern = pattern, .text = text, .size = size};
+  size_t done = 0;
+  bool ok = true;
+  for (; next_match(&m, &ok); done = m.end) {
+    if (m.start > done) add_span(&s, done, m.start, invert);
+    add_span(&s, m.start, m.end, !invert);
+  }
+  if (done < size) add_span(&s, done, size, invert);
   put(&s);
-  return true;
-}
-
-typedef struct {
-  const char *text, *content;
-  size_t size;
-  ortolan_text *to;
-} replacing;
-
-static void replace_span(void *context, size_t start, size_t end, bool is_match) {
-  replacing *r = context;
-  if (is_match) ortolan_text_add(r->to, r->content, r->size);
-  else ortolan_text_add(r->to, r->text + start, end - start);
+  return ok;
 }
 
 bool ortolan_pattern_replace(const ortolan_pattern *pattern, const char *content,
-                             size_t content_size, const char *text, size_t size, ortolan_text *to,
-                             ortolan_error *error) {
-  replacing r = {text, content, content_size, to};
-  return each_span(pattern, text, size, replace_span, &r, error);
+                             size_t content_size, const char *text, size_t size, ortolan_text *to) {
+  matches m = {.pattern = pattern, .text = text, .size = size};
+  size_t done = 0;
+  bool ok = true;
+  for (; next_match(&m, &ok); done = m.end) {
+    ortolan_text_add(to, text + done, m.start - done);
+    ortolan_text_add(to, content, content_size);
+  }
+  ortolan_text_add(to, text + done, size - done);
+  return ok;
 }

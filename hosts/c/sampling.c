@@ -32,8 +32,8 @@ static void seed_words(uint64_t seed, uint64_t words[4]) {
   for (int from = 0; from < 4; from++) {
     for (int to = 0; to < 4; to++) {
       if (from == to) continue;
-      uint32_t mixed = 0xca01f9dd * pool[to] -
-                       0x4973f715 * hashed(pool[from], &constant, 0x931e8875);
+      uint32_t mixed =
+          0xca01f9dd * pool[to] - 0x4973f715 * hashed(pool[from], &constant, 0x931e8875);
       pool[to] = mixed ^ mixed >> 16;
     }
   }
@@ -80,39 +80,35 @@ static double uniform(ortolan_sampler *sampler) {
 
 /* --- options --- */
 
-static bool check_range(const char *name, double value, bool allowed, const char *range,
-                        ortolan_error *error) {
+static bool check_range(const char *name, double value, bool allowed, const char *range) {
   if (allowed && isfinite(value)) return true;
-  return ortolan_fail(error, ORTOLAN_SAMPLING, "%s must be %s (got %g).", name, range, value);
+  return ortolan_fail(ORTOLAN_SAMPLING, "%s must be %s (got %g).", name, range, value);
 }
 
-static bool check_options(const ortolan_sampling *s, ortolan_error *error) {
-  if (s->seed > INT64_MAX)
-    return ortolan_fail(error, ORTOLAN_SAMPLING, "seed must be at most 2^63 - 1.");
-  return check_range("temperature", s->temperature, s->temperature >= 0, "at least 0", error) &&
-         check_range("top_k", (double)s->top_k, s->top_k >= 0, "at least 0", error) &&
-         check_range("top_p", s->top_p, s->top_p > 0 && s->top_p <= 1, "above 0 and at most 1",
-                     error) &&
-         check_range("min_p", s->min_p, s->min_p >= 0 && s->min_p <= 1, "from 0 to 1", error) &&
+static bool check_options(const ortolan_sampling *s) {
+  if (s->seed > INT64_MAX) return ortolan_fail(ORTOLAN_SAMPLING, "seed must be at most 2^63 - 1.");
+  return check_range("temperature", s->temperature, s->temperature >= 0, "at least 0") &&
+         check_range("top_k", (double)s->top_k, s->top_k >= 0, "at least 0") &&
+         check_range("top_p", s->top_p, s->top_p > 0 && s->top_p <= 1, "above 0 and at most 1") &&
+         check_range("min_p", s->min_p, s->min_p >= 0 && s->min_p <= 1, "from 0 to 1") &&
          check_range("repetition_penalty", s->repetition_penalty, s->repetition_penalty > 0,
-                     "above 0", error) &&
+                     "above 0") &&
          check_range("presence_penalty", s->presence_penalty, fabs(s->presence_penalty) <= 2,
-                     "from -2 to 2", error) &&
+                     "from -2 to 2") &&
          check_range("frequency_penalty", s->frequency_penalty, fabs(s->frequency_penalty) <= 2,
-                     "from -2 to 2", error);
+                     "from -2 to 2");
 }
 
 bool ortolan_sampler_open(ortolan_sampler *sampler, const ortolan_sampling *options,
-                          size_t vocab_size, const int32_t *prompt, size_t count,
-                          ortolan_error *error) {
+                          size_t vocab_size, const int32_t *prompt, size_t count) {
   *sampler = (ortolan_sampler){.options = *options, .vocab_size = vocab_size};
-  if (!check_options(options, error)) return false;
+  if (!check_options(options)) return false;
   bool repeats = options->repetition_penalty != 1;
   bool counts = options->presence_penalty != 0 || options->frequency_penalty != 0;
   bool draws = options->temperature > 0;
   /* doubles first, for their alignment */
   double *next = sampler->memory = calloc(vocab_size, 2 * sizeof(double) + 5 * sizeof(float));
-  if (next == NULL) return ortolan_no_memory(error);
+  if (next == NULL) return ortolan_no_memory();
   if (draws) sampler->weights = next, sampler->sorted = next + vocab_size, next += 2 * vocab_size;
   float *floats = (float *)next;
   if (repeats) sampler->seen = floats;
@@ -249,17 +245,16 @@ static int32_t draw(ortolan_sampler *sampler, const float *scores, float top) {
   return sampler->ids[count - 1];
 }
 
-bool ortolan_sampler_next(ortolan_sampler *sampler, const float *logits, int32_t *token,
-                          ortolan_error *error) {
+bool ortolan_sampler_next(ortolan_sampler *sampler, const float *logits, int32_t *token) {
   const float *scores = adjusted(sampler, logits);
   size_t best = highest(scores, sampler->vocab_size);
   if (!isfinite(scores[best])) {
     size_t worst = highest(logits, sampler->vocab_size);
     if (isfinite(logits[worst]))
-      return ortolan_fail(error, ORTOLAN_SAMPLING,
+      return ortolan_fail(ORTOLAN_SAMPLING,
                           "Penalties overflow float32 at step %zu. Use smaller values.",
                           sampler->step + 1);
-    return ortolan_fail(error, ORTOLAN_NUMERIC,
+    return ortolan_fail(ORTOLAN_NUMERIC,
                         "The model overflows at step %zu: the logit of id %zu is %g. Verify the "
                         "bundle on this device, or export in fp32.",
                         sampler->step + 1, worst, (double)logits[worst]);

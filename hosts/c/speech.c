@@ -12,72 +12,67 @@
 
 /* --- reading --- */
 
-bool ortolan_sound_read(ortolan_bundle *bundle, const json_value *source,
-                        const ortolan_fields *in) {
+bool ortolan_sound_read(ortolan_bundle *bundle, const json_value *source) {
   ortolan_sound *sound = &bundle->sound;
   const json_value *highest = ortolan_json_field(source, "highest");
-  if (!ortolan_known_keys(in, source, "source",
-                          "kind rate window hop bins frames vectors highest") ||
-      !ortolan_integer(in, source, "source", "rate", 1000, 384000, &sound->rate) ||
-      !ortolan_integer(in, source, "source", "window", 2, MAX_WINDOW, &sound->window) ||
-      !ortolan_integer(in, source, "source", "hop", 1, MAX_WINDOW, &sound->hop) ||
-      !ortolan_integer(in, source, "source", "bins", 1, 1024, &sound->bins) ||
-      !ortolan_integer(in, source, "source", "frames", 2, 1 << 21, &sound->frames) ||
-      !ortolan_integer(in, source, "source", "vectors", 1, 1 << 21, &sound->vectors))
+  if (!ortolan_known_keys(source, "kind rate window hop bins frames vectors highest") ||
+      !ortolan_integer(source, "rate", 1000, 384000, &sound->rate) ||
+      !ortolan_integer(source, "window", 2, MAX_WINDOW, &sound->window) ||
+      !ortolan_integer(source, "hop", 1, MAX_WINDOW, &sound->hop) ||
+      !ortolan_integer(source, "bins", 1, 1024, &sound->bins) ||
+      !ortolan_integer(source, "frames", 2, 1 << 21, &sound->frames) ||
+      !ortolan_integer(source, "vectors", 1, 1 << 21, &sound->vectors))
     return false;
   sound->highest = highest == NULL ? 8000 : highest->number;
   return (sound->highest > 0 && sound->frames * sound->bins <= MAX_NUMBERS &&
-          sound->frames * sound->hop > sound->window && sound->frames * sound->hop <= MAX_NUMBERS) ||
-         ortolan_invalid(in, "source", "within the limits of this library");
+          sound->frames * sound->hop > sound->window &&
+          sound->frames * sound->hop <= MAX_NUMBERS) ||
+         ortolan_invalid(source, NULL, "within the limits of this library");
 }
 
-static bool read_id(const ortolan_bundle *bundle, const json_value *object, const char *path,
-                    const char *key, int32_t *id, const ortolan_fields *in) {
-  int64_t read;
-  if (!ortolan_integer(in, object, path, key, 0, bundle->vocab_size - 1, &read)) return false;
-  *id = (int32_t)read;
+static bool read_languages(ortolan_speech *s, const json_value *languages, int64_t below) {
+  if (languages->count > ORTOLAN_MAX_LANGUAGES)
+    return ortolan_invalid(languages, NULL, "at most 1000 languages");
+  for (const json_value *item = languages->item; item != NULL; item = item->next) {
+    if (!ortolan_is_id(item, below))
+      return ortolan_invalid(item, NULL, "an id within the vocabulary");
+    s->codes[s->language_count] = item->key;
+    s->languages[s->language_count++] = (int32_t)item->integer;
+  }
   return true;
 }
 
-bool ortolan_speech_read(ortolan_bundle *bundle, const json_value *root,
-                         const ortolan_fields *in) {
-  static const char *const names[] = {"transcribe", "translate"};
-  ortolan_speech *s = &bundle->speech;
-  const json_value *speech = ortolan_json_field(root, "speech"), *languages, *tasks, *usual;
-  s->tasks[0] = s->tasks[1] = s->no_timestamps = -1;
-  s->first_timestamp = INT32_MAX;
-  if (speech == NULL) return true;
-  languages = ortolan_object(in, speech, "speech", "languages");
-  tasks = languages == NULL ? NULL : ortolan_object(in, speech, "speech", "tasks");
-  usual = ortolan_json_field(ortolan_json_field(root, "tokens"), "opening");
-  if (tasks == NULL ||
-      !ortolan_known_keys(in, speech, "speech",
-                          "languages tasks no_timestamps first_timestamp latest_start") ||
-      !ortolan_known_keys(in, tasks, "speech.tasks", "transcribe translate") ||
-      !read_id(bundle, speech, "speech", "no_timestamps", &s->no_timestamps, in) ||
-      !read_id(bundle, speech, "speech", "first_timestamp", &s->first_timestamp, in))
-    return false;
-  for (int i = 0; i < 2; i++)
-    if (ortolan_json_field(tasks, names[i]) != NULL &&
-        !read_id(bundle, tasks, "speech.tasks", names[i], &s->tasks[i], in))
-      return false;
-  if (languages->count > ORTOLAN_MAX_LANGUAGES)
-    return ortolan_invalid(in, "speech.languages", "at most 1000 languages");
-  for (const json_value *item = languages->item; item != NULL; item = item->next) {
-    s->codes[s->language_count] = item->key;
-    if (!read_id(bundle, languages, "speech.languages", item->key,
-                 &s->languages[s->language_count++], in))
-      return false;
-  }
-  if (usual != NULL && (usual->type != JSON_ARRAY || usual->count > ORTOLAN_MAX_OPENING - 4))
-    return ortolan_invalid(in, "tokens.opening", "a short list");
-  for (const json_value *item = usual == NULL ? NULL : usual->item; item; item = item->next) {
-    bool is_id = item->is_integer && item->integer >= 0 && item->integer < bundle->vocab_size;
+/* Ids, and null for the recognized language. */
+static bool read_opening(ortolan_speech *s, const json_value *tokens, int64_t below) {
+  if (ortolan_json_field(tokens, "opening") == NULL) return true;
+  const json_value *opening = ortolan_array(tokens, "opening", ORTOLAN_MAX_OPENING - 4);
+  for (const json_value *item = opening ? opening->item : NULL; item; item = item->next) {
+    bool is_id = ortolan_is_id(item, below);
     if (!is_id && item->type != JSON_NULL)
-      return ortolan_invalid(in, "tokens.opening", "a list of ids within the vocabulary");
+      return ortolan_invalid(tokens, "opening", "a list of ids within the vocabulary");
     s->usual[s->usual_count++] = is_id ? (int32_t)item->integer : -1;
   }
-  return true;
+  return opening != NULL;
+}
+
+bool ortolan_speech_read(ortolan_bundle *bundle, const json_value *root) {
+  const int64_t below = bundle->vocab_size;
+  ortolan_speech *s = &bundle->speech;
+  const json_value *speech = ortolan_json_field(root, "speech"), *languages, *tasks;
+  s->tasks[0] = s->tasks[1] = s->no_timestamps = -1;
+  s->first_timestamp = INT32_MAX;
+  return speech == NULL || ((languages = ortolan_object(speech, "languages")) != NULL &&
+                            (tasks = ortolan_object(speech, "tasks")) != NULL &&
+                            ortolan_known_keys(speech,
+                                               "languages tasks no_timestamps first_timestamp "
+                                               "latest_start") &&
+                            ortolan_known_keys(tasks, "transcribe translate") &&
+                            ortolan_id(speech, "no_timestamps", below, &s->no_timestamps) &&
+                            ortolan_id(speech, "first_timestamp", below, &s->first_timestamp) &&
+                            ortolan_id(tasks, "transcribe", below, &s->tasks[0]) &&
+                            ortolan_id(tasks, "translate", below, &s->tasks[1]) &&
+                            read_languages(s, languages, below) &&
+                            read_opening(s, ortolan_json_field(root, "tokens"), below));
 }
 
 /* --- spectrograms --- */
@@ -129,11 +124,10 @@ static double sample_at(const ortolan_sound *sound, const float *samples, size_t
 }
 
 /* Write the scaled logarithm of the mel spectrogram (Radford et al. 2023), bins by frames. */
-static bool log_mel(const ortolan_sound *sound, const float *samples, size_t count, float *mel,
-                    ortolan_error *error) {
+static bool log_mel(const ortolan_sound *sound, const float *samples, size_t count, float *mel) {
   size_t window = (size_t)sound->window, numbers = (size_t)(sound->bins * sound->frames);
   double *frame = malloc(5 * window * sizeof *frame), *power = frame + window;
-  if (frame == NULL) return ortolan_no_memory(error);
+  if (frame == NULL) return ortolan_no_memory();
   double *turn = frame + 3 * window; /* cosines, then sines */
   for (size_t n = 0; n < window; n++) {
     turn[n] = cos(2 * PI * (double)n / (double)window);
@@ -163,18 +157,18 @@ static void add(ortolan_opening *opening, const int32_t *ids, size_t count) {
 
 /* The tokens before the text: language, task, no times. */
 static bool open_text(const ortolan_speech *s, const ortolan_speech_options *options,
-                      ortolan_opening *opening, ortolan_error *error) {
+                      ortolan_opening *opening) {
   size_t known = s->language_count;
   const int32_t *task = &s->tasks[options->translate], *languages = s->languages;
   if (options->language != NULL) {
     size_t place = ortolan_place(s->codes, known, options->language);
     if (place == known)
-      return ortolan_fail(error, ORTOLAN_INPUT, "The model does not know the language `%.20s`.",
+      return ortolan_fail(ORTOLAN_INPUT, "The model does not know the language `%.20s`.",
                           options->language);
     languages += place, known = 1;
   }
   if (options->translate && *task < 0)
-    return ortolan_fail(error, ORTOLAN_INPUT,
+    return ortolan_fail(ORTOLAN_INPUT,
                         "This model was not trained to translate. Leave translate out.");
   bool is_usual = s->usual_count > 0 && options->language == NULL && !options->translate;
   for (size_t i = 0; is_usual && i < s->usual_count; i++)
@@ -184,16 +178,15 @@ static bool open_text(const ortolan_speech *s, const ortolan_speech_options *opt
   return true;
 }
 
-static bool check_sound(const ortolan_sound *sound, const float *samples, size_t count,
-                        ortolan_error *error) {
+static bool check_sound(const ortolan_sound *sound, const float *samples, size_t count) {
   size_t most = (size_t)(sound->frames * sound->hop);
   if (count < 1 || count > most)
-    return ortolan_fail(error, ORTOLAN_INPUT,
+    return ortolan_fail(ORTOLAN_INPUT,
                         "A sound must have 1 to %zu samples at %lld Hz (got %zu). Split it.", most,
                         (long long)sound->rate, count);
   for (size_t i = 0; i < count; i++)
     if (!(fabsf(samples[i]) <= LOUDEST)) /* NaN, too */
-      return ortolan_fail(error, ORTOLAN_INPUT,
+      return ortolan_fail(ORTOLAN_INPUT,
                           "Samples must be finite and between -1 and 1 (sample %zu is %g). Divide "
                           "integers by their largest value.",
                           i, (double)samples[i]);
@@ -213,23 +206,21 @@ bool ortolan_transcribe(ortolan_model *model, const float *samples, size_t count
   const ortolan_ids start = {.items = &model->bundle.start, .count = 1};
   ortolan_opening opening = {.is_hidden = true};
   if (options == NULL) options = &defaults;
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  if (sound->rate == 0)
-    return ortolan_fail(error, ORTOLAN_KIND,
-                        "This bundle reads no sounds. Export a model such as Whisper.");
-  if (!ortolan_check_size("ortolan_speech_options", options->struct_size, sizeof *options, error) ||
-      !check_sound(sound, samples, count, error) ||
-      !open_text(&bundle->speech, options, &opening, error))
-    return false;
+  bool ok =
+      (sound->rate > 0 ||
+       ortolan_fail(ORTOLAN_KIND, "This bundle reads no sounds. Export a model such as Whisper.")) &&
+      ortolan_check_size("ortolan_speech_options", options->struct_size, sizeof *options) &&
+      check_sound(sound, samples, count) && open_text(&bundle->speech, options, &opening);
+  if (!ok) return ortolan_done(false, error);
   float *mel = malloc((size_t)(sound->bins * sound->frames) * sizeof *mel);
-  bool ok = (mel != NULL || ortolan_no_memory(error)) &&
-            log_mel(sound, samples, count, mel, error) &&
-            ortolan_engine_hear(model->engine, mel, error);
+  const ortolan_view input = {mel, ORTOLAN_FLOAT, 3, {1, sound->bins, sound->frames}};
+  ok = (mel != NULL || ortolan_no_memory()) && log_mel(sound, samples, count, mel) &&
+            ortolan_engine_read(model->engine, &input, sound->vectors);
   free(mel);
-  ok = ok && ortolan_complete(model, &start, &opening, NULL, options->text, finish, error);
-  if (!ok || language == NULL) return ok;
+  ok = ok && ortolan_complete(model, &start, &opening, NULL, options->text, finish);
+  if (!ok || language == NULL) return ortolan_done(ok, error);
   *language = NULL;
   for (size_t i = 0; i < bundle->speech.language_count; i++)
     if (bundle->speech.languages[i] == opening.first) *language = bundle->speech.codes[i];
-  return true;
+  return ortolan_done(true, error);
 }

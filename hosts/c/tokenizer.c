@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 struct ortolan_tokenizer {
-  ortolan_unicode *unicode;
   ortolan_parts normalizer, pre_tokenizer, decoder;
   ortolan_token_model model;
   ortolan_added_tokens added;
@@ -16,130 +15,111 @@ struct ortolan_tokenizer {
 
 /* --- reading --- */
 
-bool ortolan_unknown_part(const ortolan_fields *in, const char *what, const char *name) {
-  return ortolan_fail(in->error, in->code,
-                      "%s: this library does not know the %s `%.60s`. Use Ortolan's Python "
-                      "runtime, or encode the text elsewhere and pass ids.",
-                      in->file, what, name);
+bool ortolan_unknown_part(const char *what, const char *name) {
+  return ortolan_fail(ORTOLAN_TOKENIZER,
+                      "tokenizer.json: this library does not know the %s `%.60s`. Use Ortolan's "
+                      "Python runtime, or encode the text elsewhere and pass ids.",
+                      what, name);
 }
 
-bool ortolan_flag(const json_value *object, const char *key, bool otherwise) {
-  const json_value *value = ortolan_json_field(object, key);
-  return value != NULL && value->type == JSON_BOOLEAN ? value->boolean : otherwise;
-}
-
-bool ortolan_part_text(ortolan_part *part, const json_value *value, const char *path,
-                       const char *key, const ortolan_fields *in) {
-  const char *text = ortolan_string(in, value, path, key);
+bool ortolan_copy(const char *text, char **copy, size_t *size) {
   if (text == NULL) return false;
-  part->size = strlen(text);
-  part->text = malloc(part->size + 1);
-  if (part->text == NULL) return ortolan_no_memory(in->error);
-  memcpy(part->text, text, part->size + 1);
+  *size = strlen(text);
+  *copy = malloc(*size + 1);
+  if (*copy == NULL) return ortolan_no_memory();
+  memcpy(*copy, text, *size + 1);
   return true;
 }
 
-/* Reject flags that are not true or false: ortolan_flag would take them for missing. */
-static bool check_flags(const json_value *value, const char *path, const ortolan_fields *in) {
-  static const char flags[] =
-      " strip_left strip_right clean_text handle_chinese_chars strip_accents lowercase invert "
-      "add_prefix_space use_regex trim_offsets split individual_digits cleanup single_word lstrip "
-      "rstrip normalized special fuse_unk byte_fallback ignore_merges ";
-  for (const json_value *item = value->item; item != NULL; item = item->next) {
-    char word[40];
-    if (item->type == JSON_BOOLEAN || item->type == JSON_NULL || item->key == NULL) continue;
-    snprintf(word, sizeof word, " %.30s ", item->key);
-    if (strstr(flags, word) != NULL)
-      return ortolan_invalid(in, path, "one whose flags are true or false");
+ortolan_part *ortolan_part_add(ortolan_parts *parts, int kind) {
+  ortolan_part *part = &parts->items[parts->count++];
+  part->kind = kind;
+  return part;
+}
+
+ortolan_part *ortolan_part_read(ortolan_parts *parts, const ortolan_part_kind *kinds, size_t count,
+                                const char *what, const json_value *value) {
+  const char *type = ortolan_string(value, "type");
+  size_t place = 0;
+  while (place < count && strcmp(kinds[place].type, type) != 0) place++;
+  if (place == count) return ortolan_unknown_part(what, type), NULL;
+  const ortolan_part_kind *kind = &kinds[place];
+  ortolan_part *part = ortolan_part_add(parts, (int)place);
+  for (size_t i = 0; i < 4 && kind->flags[i] != NULL; i++) {
+    part->flags[i] = kind->flags[i][0] != '!';
+    if (!ortolan_flag(value, kind->flags[i] + !part->flags[i], &part->flags[i])) return NULL;
   }
-  return true;
+  bool ok = (!kind->has_pattern || ortolan_pattern_read(&part->pattern, value)) &&
+            (kind->text == NULL ||
+             ortolan_copy(ortolan_string(value, kind->text), &part->text, &part->size));
+  return ok ? part : NULL;
 }
 
+typedef bool (*part_reader)(ortolan_parts *parts, const json_value *value);
+
+/* Read a part and, in the order in which they run, those of a Sequence. `key` names the field, and
+ * `list` the one of a Sequence. */
 static bool read_part(ortolan_parts *parts, const json_value *value, const char *key,
-                      const char *list, ortolan_read_part read, const ortolan_unicode *unicode,
-                      const ortolan_fields *in) {
-  const char *type = ortolan_string(in, value, key, "type");
+                      const char *list, part_reader read) {
+  if (value == NULL) return true;
+  const char *type = ortolan_string(value, "type");
   if (type == NULL) return false;
   if (strcmp(type, "Sequence") != 0) {
-    if (parts->count == ORTOLAN_MAX_PARTS)
-      return ortolan_unknown_part(in, key, "with so many parts");
-    return check_flags(value, key, in) &&
-           read(&parts->items[parts->count++], type, value, unicode, in);
+    if (parts->count > ORTOLAN_MAX_PARTS - ORTOLAN_MAX_STEPS)
+      return ortolan_unknown_part(key, "with so many parts");
+    return read(parts, value);
   }
-  const json_value *items = ortolan_array(in, value, key, list, ORTOLAN_MAX_PARTS);
+  const json_value *items = ortolan_array(value, list, ORTOLAN_MAX_PARTS);
   if (items == NULL) return false;
   /* no deeper than ORTOLAN_JSON_DEPTH */
   for (const json_value *item = items->item; item != NULL; item = item->next)
-    if (!read_part(parts, item, key, list, read, unicode, in)) return false;
+    if (!read_part(parts, item, key, list, read)) return false;
   return true;
 }
 
-bool ortolan_parts_read(ortolan_parts *parts, const json_value *root, const char *key,
-                        const char *list, ortolan_read_part read, const ortolan_unicode *unicode,
-                        const ortolan_fields *in) {
-  const json_value *value = ortolan_json_field(root, key);
-  return value == NULL || read_part(parts, value, key, list, read, unicode, in);
-}
-
-void ortolan_parts_free(ortolan_parts *parts) {
+static void free_parts(ortolan_parts *parts) {
   for (size_t i = 0; i < parts->count; i++) {
     ortolan_pattern_free(&parts->items[i].pattern);
-    ortolan_charsmap_free(parts->items[i].table);
     free(parts->items[i].text);
   }
 }
 
-static bool check_vocabulary(const ortolan_tokenizer *t, const ortolan_fields *in) {
-  const ortolan_vocabulary *both[] = {&t->model.vocabulary, &t->added.contents};
-  size_t size;
-  for (int i = 0; i < 2; i++)
-    for (size_t id = (size_t)t->vocab_size; id < both[i]->id_count; id++)
-      if (ortolan_vocabulary_text(both[i], (int32_t)id, &size) != NULL)
-        return ortolan_fail(in->error, in->code,
-                            "%s has the id %zu, but the model has only %lld tokens. Use the "
-                            "tokenizer of this model.",
-                            in->file, id, (long long)t->vocab_size);
-  return true;
+/* Check all ids, or choose the size of a vocabulary that no model has. */
+static bool check_ids(ortolan_tokenizer *t, int64_t vocab_size) {
+  size_t most = t->model.vocabulary.id_count;
+  if (most < t->added.contents.id_count) most = t->added.contents.id_count;
+  for (int pair = 0; pair < 2; pair++)
+    for (size_t i = 0; i < t->templates.counts[pair]; i++)
+      if (t->templates.items[pair][i].id >= (int32_t)most)
+        most = (size_t)t->templates.items[pair][i].id + 1;
+  t->vocab_size = vocab_size > 0 ? vocab_size : (int64_t)most;
+  return (int64_t)most <= t->vocab_size ||
+         ortolan_fail(ORTOLAN_TOKENIZER,
+                      "tokenizer.json has the id %zu, but the model has only %lld tokens. "
+                      "Use the tokenizer of this model.",
+                      most - 1, (long long)vocab_size);
 }
 
-static bool read_all(ortolan_tokenizer *t, const json_value *root, int64_t vocab_size,
-                     const ortolan_fields *in) {
-  const json_value *added = ortolan_json_field(root, "added_tokens");
-  const json_value *model = ortolan_json_field(root, "model");
-  if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
-  for (const json_value *item = added == NULL ? NULL : added->item; item != NULL; item = item->next)
-    if (!check_flags(item, "added_tokens", in)) return false;
+static bool read_all(ortolan_tokenizer *t, const json_value *root, int64_t vocab_size) {
   t->has_decoder = ortolan_json_field(root, "decoder") != NULL;
-  if ((model != NULL && !check_flags(model, "model", in)) ||
-      !ortolan_parts_read(&t->normalizer, root, "normalizer", "normalizers",
-                          ortolan_read_normalizer, t->unicode, in) ||
-      !ortolan_parts_read(&t->pre_tokenizer, root, "pre_tokenizer", "pretokenizers",
-                          ortolan_read_pre_tokenizer, t->unicode, in) ||
-      !ortolan_parts_read(&t->decoder, root, "decoder", "decoders", ortolan_read_decoder,
-                          t->unicode, in) ||
-      !ortolan_template_read(&t->templates, root, in) ||
-      !ortolan_token_model_read(&t->model, root, in) ||
-      !ortolan_added_read(&t->added, root, &t->model, &t->normalizer, t->unicode, in))
+  if (!read_part(&t->normalizer, ortolan_json_field(root, "normalizer"), "normalizer",
+                 "normalizers", ortolan_read_normalizer) ||
+      !read_part(&t->pre_tokenizer, ortolan_json_field(root, "pre_tokenizer"), "pre_tokenizer",
+                 "pretokenizers", ortolan_read_pre_tokenizer) ||
+      !read_part(&t->decoder, ortolan_json_field(root, "decoder"), "decoder", "decoders",
+                 ortolan_read_decoder) ||
+      !ortolan_template_read(&t->templates, root) || !ortolan_token_model_read(&t->model, root) ||
+      !ortolan_added_read(&t->added, root, &t->model, &t->normalizer))
     return false;
   t->stream = ortolan_decoder_stream(&t->decoder, &t->has_byte_tokens);
-  t->vocab_size = vocab_size;
-  if (vocab_size > 0) return check_vocabulary(t, in);
-  size_t most = t->model.vocabulary.id_count, more = t->added.contents.id_count;
-  t->vocab_size = (int64_t)(most > more ? most : more);
-  return true;
+  return check_ids(t, vocab_size);
 }
 
-ortolan_tokenizer *ortolan_tokenizer_read(const char *json, size_t size, int64_t vocab_size,
-                                          ortolan_error *error) {
-  const ortolan_fields in = {.file = "tokenizer.json", .code = ORTOLAN_TOKENIZER, .error = error};
+ortolan_tokenizer *ortolan_tokenizer_read(const char *json, size_t size, int64_t vocab_size) {
   ortolan_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
-  ortolan_json *document = ortolan_document(&in, json, size);
-  bool ok = document != NULL;
-  if (ok) {
-    ok = tokenizer != NULL && (tokenizer->unicode = ortolan_unicode_open()) != NULL;
-    ok = ok ? read_all(tokenizer, ortolan_json_root(document), vocab_size, &in)
-            : ortolan_no_memory(error);
-  }
+  ortolan_json *document = ortolan_json_read(ORTOLAN_TOKENIZER, "tokenizer.json", json, size);
+  bool ok = document != NULL && (tokenizer != NULL || ortolan_no_memory()) &&
+            read_all(tokenizer, &document->root, vocab_size);
   ortolan_json_free(document);
   if (ok) return tokenizer;
   ortolan_tokenizer_close(tokenizer);
@@ -147,24 +127,24 @@ ortolan_tokenizer *ortolan_tokenizer_read(const char *json, size_t size, int64_t
 }
 
 ortolan_tokenizer *ortolan_tokenizer_open(const char *folder, ortolan_error *error) {
+  const ortolan_file file = {.name = "tokenizer.json", .size = -1};
+  ortolan_tokenizer *tokenizer = NULL;
+  char *json = NULL;
   size_t size;
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  char *json = ortolan_file_read(folder, "tokenizer.json", -1, ORTOLAN_MAX_TOKENIZER_BYTES, &size,
-                                 error);
-  if (json == NULL) return NULL;
-  ortolan_tokenizer *tokenizer = ortolan_tokenizer_read(json, size, 0, error);
+  if (ortolan_file_read(folder, &file, ORTOLAN_MAX_TOKENIZER_BYTES, &json, &size))
+    tokenizer = ortolan_tokenizer_read(json, size, 0);
   free(json);
+  ortolan_done(tokenizer != NULL, error);
   return tokenizer;
 }
 
 void ortolan_tokenizer_close(ortolan_tokenizer *tokenizer) {
   if (tokenizer == NULL) return;
-  ortolan_parts_free(&tokenizer->normalizer);
-  ortolan_parts_free(&tokenizer->pre_tokenizer);
-  ortolan_parts_free(&tokenizer->decoder);
+  free_parts(&tokenizer->normalizer);
+  free_parts(&tokenizer->pre_tokenizer);
+  free_parts(&tokenizer->decoder);
   ortolan_token_model_free(&tokenizer->model);
   ortolan_added_free(&tokenizer->added);
-  ortolan_unicode_close(tokenizer->unicode);
   free(tokenizer);
 }
 
@@ -172,11 +152,11 @@ void ortolan_tokenizer_close(ortolan_tokenizer *tokenizer) {
 
 /* Find the added tokens, and normalize what is between them. */
 static bool extract(const ortolan_tokenizer *t, const char *text, size_t size,
-                    ortolan_pieces *pieces, ortolan_error *error) {
+                    ortolan_pieces *pieces) {
   ortolan_pieces plain = {.count = 0};
   ortolan_text content = {.size = 0};
   bool ok = true;
-  ortolan_added_split(&t->added, false, t->unicode, text, size, true, &plain);
+  ortolan_added_split(&t->added, false, text, size, true, &plain);
   for (size_t i = 0; ok && i < plain.count; i++) {
     ortolan_piece piece = plain.items[i];
     const char *bytes = plain.text.bytes + piece.start;
@@ -186,36 +166,34 @@ static bool extract(const ortolan_tokenizer *t, const char *text, size_t size,
     }
     content.size = 0;
     ortolan_text_add(&content, bytes, piece.size);
-    ok = (!content.failed || ortolan_no_memory(error)) &&
-         ortolan_normalize(&t->normalizer, t->unicode, &content, &piece.first, error);
-    if (ok)
-      ortolan_added_split(&t->added, true, t->unicode, content.bytes, content.size, piece.first,
-                          pieces);
+    ok = (!content.failed || ortolan_no_memory()) &&
+         ortolan_normalize(&t->normalizer, &content, &piece.first);
+    if (ok) ortolan_added_split(&t->added, true, content.bytes, content.size, piece.first, pieces);
   }
-  if (ok && (plain.text.failed || pieces->text.failed)) ok = ortolan_text_error(&plain.text, error);
+  if (ok && (plain.text.failed || pieces->text.failed)) ok = ortolan_text_error(&plain.text);
   ortolan_pieces_free(&plain);
   free(content.bytes);
   return ok;
 }
 
 static bool encode_bare(const ortolan_tokenizer *t, const char *text, size_t size,
-                        ortolan_ids *ids, ortolan_error *error) {
+                        ortolan_ids *ids) {
   ortolan_pieces pieces = {.count = 0};
   bool missing;
   size_t wrong, valid = ortolan_utf8_valid(text, size, &missing, &wrong);
   if (valid < size)
-    return ortolan_fail(error, ORTOLAN_TOKENIZER,
+    return ortolan_fail(ORTOLAN_TOKENIZER,
                         "The text is not UTF-8 at byte %zu. Decode its source first.", valid);
-  bool ok = extract(t, text, size, &pieces, error) &&
-            ortolan_pre_tokenize(&t->pre_tokenizer, &pieces, error);
+  bool ok = extract(t, text, size, &pieces) && ortolan_pre_tokenize(&t->pre_tokenizer, &pieces);
   for (size_t i = 0; ok && i < pieces.count; i++) {
     const ortolan_piece *piece = &pieces.items[i];
     if (piece->token >= 0) ortolan_ids_add(ids, piece->token);
-    else ok = ortolan_token_model_encode(&t->model, pieces.text.bytes + piece->start, piece->size,
-                                         ids, error);
+    else
+      ok =
+          ortolan_token_model_encode(&t->model, pieces.text.bytes + piece->start, piece->size, ids);
   }
   ortolan_pieces_free(&pieces);
-  return ok && (!ids->failed || ortolan_no_memory(error));
+  return ok && (!ids->failed || ortolan_no_memory());
 }
 
 /* Shorten the longer text, at its end, until both fit; then both in turn. */
@@ -229,34 +207,34 @@ static void shorten(size_t *first, size_t *second, size_t most) {
   *second = swapped ? shorter : longer;
 }
 
+size_t ortolan_tokenizer_added(const ortolan_tokenizer *t, bool pair) {
+  size_t added = 0;
+  for (size_t i = 0; i < t->templates.counts[pair]; i++)
+    added += t->templates.items[pair][i].id >= 0;
+  return added;
+}
+
 /* Shorten the ids of both texts so that they fit with the tokens around them. */
-static bool fit(const ortolan_template_item *items, size_t count, bool pair, size_t max_tokens,
-                ortolan_ids bare[2], ortolan_error *error) {
-  size_t special = 0;
-  for (size_t i = 0; i < count; i++) special += items[i].id >= 0;
-  if (max_tokens == 0 || bare[0].count + bare[1].count + special <= max_tokens) return true;
-  if (max_tokens < special + 1 + pair)
-    return ortolan_fail(error, ORTOLAN_TOKENIZER,
+static bool fit(size_t added, bool pair, size_t max_tokens, ortolan_ids bare[2]) {
+  if (max_tokens == 0 || bare[0].count + bare[1].count + added <= max_tokens) return true;
+  if (max_tokens < added + 1 + pair)
+    return ortolan_fail(ORTOLAN_TOKENIZER,
                         "%zu tokens leave no room for text between the special tokens.",
                         max_tokens);
-  if (pair) shorten(&bare[0].count, &bare[1].count, max_tokens - special);
-  else bare[0].count = max_tokens - special;
+  if (pair) shorten(&bare[0].count, &bare[1].count, max_tokens - added);
+  else bare[0].count = max_tokens - added;
   return true;
 }
 
-bool ortolan_tokenizer_encode(const ortolan_tokenizer *t, const char *first, size_t first_size,
-                              const char *second, size_t second_size, bool special,
-                              size_t max_tokens, ortolan_ids *ids, ortolan_ids *types,
-                              ortolan_error *error) {
-  bool pair = second != NULL;
-  const ortolan_template_item *items = pair ? t->templates.pair : t->templates.single;
-  size_t count = pair ? t->templates.pair_count : t->templates.single_count;
+bool ortolan_tokenizer_encode(const ortolan_tokenizer *t, ortolan_input input, bool special,
+                              size_t max_tokens, ortolan_ids *ids, ortolan_ids *types) {
+  bool pair = input.second != NULL;
+  const ortolan_template_item *items = t->templates.items[pair];
   ortolan_ids bare[2] = {{.count = 0}, {.count = 0}};
-  bool ok = encode_bare(t, first, first_size, &bare[0], error) &&
-            (!pair || encode_bare(t, second, second_size, &bare[1], error)) &&
-            (special ? fit(items, count, pair, max_tokens, bare, error)
-                     : fit(items, 0, pair, max_tokens, bare, error));
-  for (size_t i = 0; ok && i < count; i++) {
+  bool ok = encode_bare(t, input.text, input.size, &bare[0]) &&
+            (!pair || encode_bare(t, input.second, input.second_size, &bare[1])) &&
+            fit(special ? ortolan_tokenizer_added(t, pair) : 0, pair, max_tokens, bare);
+  for (size_t i = 0; ok && i < t->templates.counts[pair]; i++) {
     const ortolan_ids *text = &bare[items[i].id == -2];
     size_t length = items[i].id >= 0 ? special : text->count;
     for (size_t k = 0; k < length; k++) {
@@ -266,34 +244,17 @@ bool ortolan_tokenizer_encode(const ortolan_tokenizer *t, const char *first, siz
   }
   free(bare[0].items);
   free(bare[1].items);
-  if (ok && (ids->failed || (types != NULL && types->failed))) ok = ortolan_no_memory(error);
-  for (size_t i = 0; ok && i < ids->count; i++)
-    if (ids->items[i] >= t->vocab_size)
-      ok = ortolan_fail(error, ORTOLAN_TOKENIZER,
-                        "The tokenizer returned the id %ld, but the vocabulary ends at %lld. "
-                        "tokenizer.json belongs to another model.",
-                        (long)ids->items[i], (long long)t->vocab_size - 1);
+  if (ok && (ids->failed || (types != NULL && types->failed))) ok = ortolan_no_memory();
   return ok;
-}
-
-void ortolan_tokenizer_strip(const ortolan_tokenizer *tokenizer, const char **text, size_t *size,
-                             bool start, bool end) {
-  size_t before;
-  do { /* Python counts four more control characters as white space */
-    before = *size;
-    ortolan_strip(tokenizer->unicode, text, size, start, end);
-    if (start && *size > 0 && **text >= 0x1C && **text <= 0x1F) (*text)++, (*size)--;
-    if (end && *size > 0 && (*text)[*size - 1] >= 0x1C && (*text)[*size - 1] <= 0x1F) (*size)--;
-  } while (*size != before);
 }
 
 bool ortolan_tokenizer_control(const ortolan_tokenizer *t, const ortolan_text *text,
                                const char *own, const int32_t *more, size_t more_count,
-                               int32_t *token, ortolan_error *error) {
+                               int32_t *token) {
   ortolan_pieces pieces = {.count = 0};
   for (int normalized = 0; normalized < 2; normalized++) {
-    ortolan_pieces_clear(&pieces); /* which join to the text */
-    ortolan_added_split(&t->added, normalized, t->unicode, text->bytes, text->size, true, &pieces);
+    pieces.count = pieces.text.size = 0; /* they join to the text */
+    ortolan_added_split(&t->added, normalized, text->bytes, text->size, true, &pieces);
     for (size_t i = 0; i < pieces.count; i++) {
       const ortolan_piece *piece = &pieces.items[i];
       bool is_control = piece->token >= 0 && ortolan_added_special(&t->added, piece->token);
@@ -301,11 +262,11 @@ bool ortolan_tokenizer_control(const ortolan_tokenizer *t, const ortolan_text *t
       const char *start = text->bytes + piece->start;
       size_t size = piece->size;
       if (!is_control) continue;
-      ortolan_strip(t->unicode, &start, &size, true, true);
+      ortolan_strip(&start, &size, true, true);
       if (memchr(own + (start - text->bytes), 1, size) != NULL) *token = piece->token;
     }
   }
-  bool ok = !pieces.text.failed || ortolan_no_memory(error);
+  bool ok = !pieces.text.failed || ortolan_no_memory();
   ortolan_pieces_free(&pieces);
   return ok;
 }
@@ -322,21 +283,19 @@ bool ortolan_encode(const ortolan_tokenizer *tokenizer, const char *text, size_t
                     bool special_tokens, size_t max_tokens, int32_t *ids, size_t capacity,
                     size_t *count, ortolan_error *error) {
   ortolan_ids encoded = {.count = 0};
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  bool ok = ortolan_tokenizer_encode(tokenizer, text, size, NULL, 0, special_tokens, max_tokens,
-                                     &encoded, NULL, error);
-  return write_ids(ok, &encoded, ids, capacity, count);
+  const ortolan_input input = {.text = text, .size = size};
+  bool ok = ortolan_tokenizer_encode(tokenizer, input, special_tokens, max_tokens, &encoded, NULL);
+  return ortolan_done(write_ids(ok, &encoded, ids, capacity, count), error);
 }
 
 bool ortolan_encode_pair(const ortolan_tokenizer *tokenizer, const char *first, size_t first_size,
                          const char *second, size_t second_size, size_t max_tokens, int32_t *ids,
                          int32_t *types, size_t capacity, size_t *count, ortolan_error *error) {
   ortolan_ids encoded = {.count = 0}, kinds = {.count = 0};
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  bool ok = ortolan_tokenizer_encode(tokenizer, first, first_size, second, second_size, true,
-                                     max_tokens, &encoded, &kinds, error);
+  const ortolan_input input = {first, first_size, second, second_size};
+  bool ok = ortolan_tokenizer_encode(tokenizer, input, true, max_tokens, &encoded, &kinds);
   write_ids(ok, &kinds, types, capacity, NULL);
-  return write_ids(ok, &encoded, ids, capacity, count);
+  return ortolan_done(write_ids(ok, &encoded, ids, capacity, count), error);
 }
 
 /* --- ids to texts --- */
@@ -348,24 +307,24 @@ static const char *shown(const ortolan_tokenizer *t, int32_t id, bool skip_speci
   return text != NULL ? text : ortolan_vocabulary_text(&t->model.vocabulary, id, size);
 }
 
-static bool check_id(const ortolan_tokenizer *t, int32_t id, ortolan_error *error) {
+static bool check_id(const ortolan_tokenizer *t, int32_t id) {
   return (id >= 0 && id < t->vocab_size) ||
-         ortolan_fail(error, ORTOLAN_TOKENIZER, "Token ids must be from 0 to %lld (got %ld).",
+         ortolan_fail(ORTOLAN_TOKENIZER, "Token ids must be from 0 to %lld (got %ld).",
                       (long long)t->vocab_size - 1, (long)id);
 }
 
 static bool decode(const ortolan_tokenizer *t, const int32_t *ids, size_t count, bool skip_special,
-                   ortolan_text *to, ortolan_error *error) {
+                   ortolan_text *to) {
   ortolan_pieces pieces = {.count = 0};
   bool ok = true;
   for (size_t i = 0; ok && i < count; i++) {
     size_t size;
-    ok = check_id(t, ids[i], error);
+    ok = check_id(t, ids[i]);
     const char *text = ok ? shown(t, ids[i], skip_special, &size) : NULL;
     if (text != NULL) ortolan_pieces_add(&pieces, text, size, 0, false);
   }
-  if (ok && pieces.text.failed) ok = ortolan_text_error(&pieces.text, error);
-  ok = ok && ortolan_decode_pieces(&t->decoder, t->has_decoder, &pieces, to, error);
+  if (ok && pieces.text.failed) ok = ortolan_text_error(&pieces.text);
+  ok = ok && ortolan_decode_pieces(&t->decoder, t->has_decoder, &pieces, to);
   ortolan_pieces_free(&pieces);
   return ok;
 }
@@ -374,11 +333,10 @@ bool ortolan_decode(const ortolan_tokenizer *tokenizer, const int32_t *ids, size
                     bool skip_special, char *text, size_t capacity, size_t *size,
                     ortolan_error *error) {
   ortolan_text decoded = {.size = 0};
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  bool ok = decode(tokenizer, ids, count, skip_special, &decoded, error);
+  bool ok = decode(tokenizer, ids, count, skip_special, &decoded);
   if (ok) ortolan_text_copy(&decoded, text, capacity, size);
   free(decoded.bytes);
-  return ok;
+  return ortolan_done(ok, error);
 }
 
 /* --- streams --- */
@@ -394,9 +352,9 @@ struct ortolan_stream {
 ortolan_stream *ortolan_stream_open(const ortolan_tokenizer *tokenizer, bool skip_special,
                                     ortolan_error *error) {
   ortolan_stream *stream = calloc(1, sizeof *stream);
-  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
-  if (stream == NULL) ortolan_no_memory(error);
+  if (stream == NULL) ortolan_no_memory();
   else stream->tokenizer = tokenizer, stream->skip_special = skip_special;
+  ortolan_done(stream != NULL, error);
   return stream;
 }
 
@@ -408,30 +366,21 @@ void ortolan_stream_close(ortolan_stream *stream) {
   free(stream);
 }
 
-/* Move complete characters from `bytes` to `piece`; broken ones become U+FFFD. */
+/* Move complete characters from `bytes` to `piece`. */
 static void assemble(ortolan_stream *stream, bool is_end) {
-  size_t at = 0, wrong = 0;
-  bool missing;
-  while (at < stream->bytes.size) {
-    const char *bytes = stream->bytes.bytes + at;
-    size_t valid = ortolan_utf8_valid(bytes, stream->bytes.size - at, &missing, &wrong);
-    ortolan_text_add(&stream->piece, bytes, valid);
-    at += valid;
-    if (at == stream->bytes.size || (missing && !is_end)) break;
-    ortolan_text_point(&stream->piece, 0xFFFD);
-    at += wrong;
-  }
-  stream->bytes.size -= at;
-  if (at > 0) memmove(stream->bytes.bytes, stream->bytes.bytes + at, stream->bytes.size);
+  ortolan_text *bytes = &stream->bytes;
+  size_t moved = ortolan_text_repair(&stream->piece, bytes->bytes, bytes->size, is_end);
+  bytes->size -= moved;
+  if (moved > 0) memmove(bytes->bytes, bytes->bytes + moved, bytes->size);
 }
 
 /* Decode the tokens that wait; what the one before them adds is left out. */
-static bool release(ortolan_stream *stream, ortolan_error *error) {
+static bool release(ortolan_stream *stream) {
   const ortolan_tokenizer *t = stream->tokenizer;
   ortolan_text all = {.size = 0}, start = {.size = 0};
   size_t characters = 0, at = 0;
-  bool ok = decode(t, stream->held.items, stream->held.count, false, &all, error) &&
-            decode(t, stream->held.items, stream->before, false, &start, error);
+  bool ok = decode(t, stream->held.items, stream->held.count, false, &all) &&
+            decode(t, stream->held.items, stream->before, false, &start);
   for (size_t i = 0; ok && i < start.size; i++)
     characters += ((unsigned char)start.bytes[i] & 0xC0) != 0x80;
   for (uint32_t point; ok && characters > 0 && at < all.size; characters--)
@@ -442,46 +391,48 @@ static bool release(ortolan_stream *stream, ortolan_error *error) {
   return ok;
 }
 
-static bool finish_piece(ortolan_stream *stream, bool ok, const char **text, size_t *size,
-                         ortolan_error *error) {
+static bool finish_piece(ortolan_stream *stream, bool ok, const char **text, size_t *size) {
   ortolan_text_add(&stream->piece, "", 0);
   if (ok && (stream->piece.failed || stream->bytes.failed || stream->held.failed))
-    ok = ortolan_text_error(&stream->piece, error);
+    ok = ortolan_text_error(&stream->piece);
   *text = ok ? stream->piece.bytes : "";
   *size = ok ? stream->piece.size : 0;
   return ok;
 }
 
-bool ortolan_stream_push(ortolan_stream *stream, int32_t token, const char **text, size_t *size,
-                         ortolan_error *error) {
+/* Add a token, and decode what no longer waits. */
+static bool push(ortolan_stream *stream, int32_t token) {
   const ortolan_tokenizer *t = stream->tokenizer;
   size_t length;
-  int byte;
-  stream->piece.size = 0;
-  if (!check_id(t, token, error)) return finish_piece(stream, false, text, size, error);
+  if (!check_id(t, token)) return false;
   const char *entry = shown(t, token, stream->skip_special, &length);
-  if (entry == NULL) return finish_piece(stream, true, text, size, error);
+  if (entry == NULL) return true;
   if (t->stream == ORTOLAN_STREAM_BYTES) {
     ortolan_spelled_bytes(&stream->bytes, entry, length);
     assemble(stream, false);
-    return finish_piece(stream, true, text, size, error);
+    return true;
   }
   ortolan_ids_add(&stream->held, token);
-  bool waits = t->stream == ORTOLAN_STREAM_WHOLE ||
-               (t->has_byte_tokens && ortolan_is_byte_token(entry, length, &byte));
-  bool ok = waits || stream->held.failed || release(stream, error);
-  if (ok && !waits && !stream->held.failed) {
-    stream->held.items[0] = token;
-    stream->held.count = stream->before = 1;
-  }
-  return finish_piece(stream, ok, text, size, error);
+  if (t->stream == ORTOLAN_STREAM_WHOLE || stream->held.failed ||
+      (t->has_byte_tokens && ortolan_byte_of_token(entry, length) >= 0))
+    return true;
+  if (!release(stream)) return false;
+  stream->held.items[0] = token;
+  stream->held.count = stream->before = 1;
+  return true;
+}
+
+bool ortolan_stream_push(ortolan_stream *stream, int32_t token, const char **text, size_t *size,
+                         ortolan_error *error) {
+  stream->piece.size = 0;
+  return ortolan_done(finish_piece(stream, push(stream, token), text, size), error);
 }
 
 bool ortolan_stream_flush(ortolan_stream *stream, const char **text, size_t *size,
                           ortolan_error *error) {
   stream->piece.size = 0;
   assemble(stream, true);
-  bool ok = stream->held.count == stream->before || release(stream, error);
+  bool ok = stream->held.count == stream->before || release(stream);
   stream->held.count = stream->before = 0;
-  return finish_piece(stream, ok, text, size, error);
+  return ortolan_done(finish_piece(stream, ok, text, size), error);
 }

@@ -22,22 +22,17 @@ enum {
   ORTOLAN_IS_PREPENDED = 2048, /* joins the character behind it */
 };
 
-typedef struct ortolan_unicode ortolan_unicode;
-
-/* Unpack the table, or return NULL without memory. */
-ortolan_unicode *ortolan_unicode_open(void);
-void ortolan_unicode_close(ortolan_unicode *unicode);
-
-uint32_t ortolan_flags(const ortolan_unicode *unicode, uint32_t point);
+uint32_t ortolan_flags(uint32_t point);
 /* The lower case of a character: 1 or 2 characters. */
-size_t ortolan_lower(const ortolan_unicode *unicode, uint32_t point, uint32_t lower[2]);
+size_t ortolan_lower(uint32_t point, uint32_t lower[2]);
 /* Cut white space off the ends of a text. */
-void ortolan_strip(const ortolan_unicode *unicode, const char **text, size_t *size, bool start,
-                   bool end);
+void ortolan_strip(const char **text, size_t *size, bool start, bool end);
 /* The normal form of characters, in an array to free, or NULL without memory. */
-uint32_t *ortolan_normal_form(const ortolan_unicode *unicode, const char *text, size_t size,
-                              bool compatible, bool composed, size_t *count);
+uint32_t *ortolan_normal_form(const char *text, size_t size, bool compatible, bool composed,
+                              size_t *count);
 
+/* The value of a hexadecimal digit, or -1. */
+int ortolan_hex_digit(char digit);
 /* Read the character at `text`, which is valid UTF-8. Returns its bytes. */
 size_t ortolan_utf8_read(const char *text, uint32_t *point);
 size_t ortolan_utf8_write(uint32_t point, char to[4]);

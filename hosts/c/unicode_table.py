@@ -4,11 +4,12 @@
 
 Reads the properties off the `tokenizers` library, whose parts follow different versions of Unicode,
 so that C splits and normalizes as Python does. Combining classes come from `unicodedata`. Needs
-about a minute. unicode.c reads the table: numbers of 5 bits a character, 32 meaning "goes on".
+about a minute. Each line is an array of C, sorted for binary searches.
 """
 
 import unicodedata
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import tokenizers
@@ -17,27 +18,14 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 TABLE = Path(__file__).with_name("unicode_table.inc")
 POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 HANGUL = range(0xAC00, 0xAC00 + 11172)
-WIDTH = 96
 
 # The library tells these by other means than a part that can be called.
 PREPENDED = frozenset([*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD])
 
 
-def number(value: int) -> str:
-    """Spell a number of at least 0, without question marks and backslashes."""
-    text = ""
-    while True:
-        digit, value = value & 31 | (32 if value > 31 else 0), value >> 5
-        code = 35 + digit
-        code += (code >= 63) + (code >= 91)
-        text += chr(code)
-        if not value:
-            return text
-
-
-def signed(value: int) -> str:
-    """Spell a number of either sign."""
-    return number(value << 1 if value >= 0 else (-value << 1) - 1)
+def array(kind: str, name: str, values: Iterable[object]) -> str:
+    """Spell an array of C."""
+    return f"static const {kind} {name}[] = {{{','.join(map(str, values))}}};\n"
 
 
 # --- properties of single characters ------------------------------------------------------------
@@ -125,34 +113,29 @@ def classes() -> list[int]:
     return values
 
 
-def class_numbers(values: list[int]) -> str:
-    """Number of different values, the values, then runs: length, and which value."""
-    runs = [[values[0], 0]]
-    for value in values:
-        if value != runs[-1][0]:
-            runs.append([value, 0])
-        runs[-1][1] += 1
-    counts: dict[int, int] = {}
-    for value, _ in runs:
-        counts[value] = counts.get(value, 0) + 1
-    kinds = sorted(counts, key=lambda value: -counts[value])
-    text = number(len(kinds)) + "".join(map(number, kinds)) + number(len(runs))
-    return text + "".join(number(length) + number(kinds.index(value)) for value, length in runs)
+def runs(values: list[int]) -> str:
+    """Arrays of the different values, and of runs: where each starts, and which value it has."""
+    starts = [p for p, value in enumerate(values) if p == 0 or value != values[p - 1]]
+    kinds = sorted(set(values))
+    return (
+        array("uint32_t", "kinds", kinds)
+        + array("uint32_t", "run_starts", starts)
+        + array("uint8_t", "run_kinds", (kinds.index(values[start]) for start in starts))
+    )
 
 
 # --- mappings -----------------------------------------------------------------------------------
 
 
-def mapping_numbers(mapping: dict[int, list[int]]) -> str:
-    """Number of characters, then each: distance, length, and distances of what it becomes."""
-    text, before, last = number(len(mapping)), 0, [0] * 32
-    for point, targets in sorted(mapping.items()):
-        text += number(point - before) + number(len(targets))
-        for place, target in enumerate(targets):
-            text += signed(target - last[place])
-            last[place] = target
-        before = point
-    return text
+def mapping(name: str, targets: dict[int, list[int]]) -> str:
+    """Arrays of characters, where the targets of each start, and all targets."""
+    ends = [0, *accumulate(len(targets[point]) for point in sorted(targets))]
+    flat = [target for _, part in sorted(targets.items()) for target in part]
+    return (
+        array("uint32_t", f"{name}_points", sorted(targets))
+        + array("uint16_t", f"{name}_starts", ends)
+        + array("uint32_t", f"{name}_targets", flat)
+    )
 
 
 def mapped(normalize: Callable[[str], str], points: Iterable[int]) -> dict[int, list[int]]:
@@ -161,26 +144,35 @@ def mapped(normalize: Callable[[str], str], points: Iterable[int]) -> dict[int, 
     return {point: targets for point, targets in results.items() if targets != [point]}
 
 
-def compositions(compose: Callable[[str], str]) -> str:
-    """Number of pairs, then each: distance of the result, and of the pair."""
+def compositions(compose: Callable[[str], str]) -> list[tuple[int, int, int]]:
+    """Pairs of characters, with the one that they become."""
     pairs = []
     for point in POINTS:
         parts = unicodedata.decomposition(chr(point)).split()
         if len(parts) == 2 and not parts[0].startswith("<"):
             first, second = (int(part, 16) for part in parts)
             if compose(chr(first) + chr(second)) == chr(point):
-                pairs.append((point, first, second))
-    text, last = number(len(pairs)), (0, 0, 0)
-    for row in pairs:
-        text += "".join(signed(new - old) for new, old in zip(row, last, strict=True))
-        last = row
-    return text
+                pairs.append((first, second, point))
+    return sorted(pairs)
 
 
-def lines(text: str) -> Iterable[str]:
-    """Yield lines of C."""
-    for start in range(0, len(text), WIDTH):
-        yield f'"{text[start : start + WIDTH]}",'
+def table(
+    values: list[int],
+    canonical: dict[int, list[int]],
+    compatible: dict[int, list[int]],
+    pairs: list[tuple[int, int, int]],
+    lower: dict[int, list[int]],
+) -> str:
+    """The text of the file."""
+    head = f"/* Written by unicode_table.py with tokenizers {tokenizers.__version__}. */\n"
+    return (
+        head
+        + runs(values)
+        + mapping("canonical", canonical)
+        + mapping("compatible", compatible)
+        + mapping("lower", lower)
+        + array("composition", "compositions", (f"{{{a},{b},{c}}}" for a, b, c in pairs))
+    )
 
 
 def main() -> None:
@@ -189,17 +181,9 @@ def main() -> None:
     canonical = mapped(normalizers.NFD().normalize_str, rest)
     compatible = mapped(normalizers.NFKD().normalize_str, rest)
     compatible = {p: targets for p, targets in compatible.items() if canonical.get(p) != targets}
-    text = (
-        class_numbers(classes())
-        + mapping_numbers(canonical)
-        + mapping_numbers(compatible)
-        + compositions(normalizers.NFC().normalize_str)
-        + mapping_numbers(mapped(normalizers.Lowercase().normalize_str, POINTS))
-    )
-    head = (
-        f"/* Written by unicode_table.py with tokenizers {tokenizers.__version__}: do not edit. */"
-    )
-    TABLE.write_text("\n".join([head, *lines(text)]) + "\n")
+    pairs = compositions(normalizers.NFC().normalize_str)
+    lower = mapped(normalizers.Lowercase().normalize_str, POINTS)
+    TABLE.write_text(table(classes(), canonical, compatible, pairs, lower))
 
 
 if __name__ == "__main__":

@@ -4,30 +4,24 @@
 #define UNKNOWN_PENALTY 10.0
 #define MAX_PIECE_BYTES 4096
 
-bool ortolan_unigram_read(ortolan_token_model *model, const json_value *value,
-                          const ortolan_fields *in) {
-  const json_value *pieces = ortolan_array(in, value, "model", "vocab", 1 << 24);
+bool ortolan_unigram_read(ortolan_token_model *model, const json_value *value) {
+  const json_value *pieces = ortolan_array(value, "vocab", 1 << 24);
   if (pieces == NULL) return false;
   model->scores = malloc((pieces->count + 1) * sizeof *model->scores);
-  if (model->scores == NULL) return ortolan_no_memory(in->error);
+  if (model->scores == NULL) return ortolan_no_memory();
   int32_t id = 0;
   for (const json_value *item = pieces->item; item != NULL; item = item->next, id++) {
     const json_value *text = item->item;
     if (item->type != JSON_ARRAY || item->count != 2 || text->type != JSON_STRING ||
         text->next->type != JSON_NUMBER || strlen(text->string) > MAX_PIECE_BYTES)
-      return ortolan_invalid(in, "model.vocab", "pairs of a piece and its score");
+      return ortolan_invalid(value, "vocab", "pairs of a piece and its score");
     model->scores[id] = text->next->number;
     if (id == 0 || model->scores[id] < model->least) model->least = model->scores[id];
     if (!ortolan_vocabulary_add(&model->vocabulary, text->string, strlen(text->string), id))
-      return ortolan_no_memory(in->error);
+      return ortolan_no_memory();
   }
   model->unknown = -1;
-  if (ortolan_json_field(value, "unk_id") == NULL) return true;
-  int64_t place;
-  if (!ortolan_integer(in, value, "model", "unk_id", 0, (int64_t)pieces->count - 1, &place))
-    return false;
-  model->unknown = (int32_t)place;
-  return true;
+  return ortolan_id(value, "unk_id", (int64_t)pieces->count, &model->unknown);
 }
 
 typedef struct {
@@ -79,21 +73,18 @@ bool ortolan_unigram_encode(const ortolan_token_model *model, const char *text, 
                             ortolan_ids *ids) {
   node *nodes = malloc((size + 1) * sizeof *nodes);
   size_t *ends = malloc((size + 1) * sizeof *ends), count = 0;
-  bool ok = true;
-  if (nodes != NULL && ends != NULL) {
-    for (size_t i = 0; i <= size; i++) nodes[i] = (node){0, SIZE_MAX, 0};
-    ok = find_paths(model, text, size, nodes);
-    for (size_t end = size; ok && end > 0; end = nodes[end].start) {
-      /* neighboring unknown characters are one piece */
-      bool fuses = count > 0 && nodes[end].id == model->unknown &&
-                   nodes[ends[count - 1]].id == model->unknown;
-      if (!fuses) ends[count++] = end;
-    }
-    for (size_t start = 0; ok && count > 0; start = ends[--count])
-      add_piece(model, text + start, ends[count - 1] - start, ids);
-  } else {
-    ids->failed = true;
+  bool fits = nodes != NULL && ends != NULL;
+  if (!fits) ids->failed = true, size = 0;
+  for (size_t i = 0; fits && i <= size; i++) nodes[i] = (node){0, SIZE_MAX, 0};
+  bool ok = find_paths(model, text, size, nodes);
+  for (size_t end = size; ok && end > 0; end = nodes[end].start) {
+    /* neighboring unknown characters are one piece */
+    bool fuses = count > 0 && nodes[end].id == model->unknown &&
+                 nodes[ends[count - 1]].id == model->unknown;
+    if (!fuses) ends[count++] = end;
   }
+  for (size_t start = 0; ok && count > 0; start = ends[--count])
+    add_piece(model, text + start, ends[count - 1] - start, ids);
   free(nodes);
   free(ends);
   return ok;

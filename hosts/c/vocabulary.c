@@ -1,6 +1,8 @@
 #include "tokenizer.h"
 
 #define MAX_ID (1 << 24)
+#define MAX_MATCH 4096 /* bytes of an entry that a text begins with: bounds the time of a search \
+                        */
 
 uint32_t ortolan_hash(uint32_t hash, const char *bytes, size_t size) {
   for (size_t i = 0; i < size; i++) hash = (hash ^ (unsigned char)bytes[i]) * 16777619u;
@@ -36,13 +38,14 @@ static bool rehash(ortolan_vocabulary *vocabulary) {
 }
 
 static bool name_id(ortolan_vocabulary *vocabulary, int32_t id, size_t place) {
-  if ((size_t)id >= vocabulary->id_count) {
-    size_t count = ((size_t)id + 1) * 3 / 2 + 64;
-    uint32_t *larger = realloc(vocabulary->by_id, count * sizeof *larger);
+  if ((size_t)id >= vocabulary->id_room) {
+    size_t room = ((size_t)id + 1) * 3 / 2 + 64;
+    uint32_t *larger = realloc(vocabulary->by_id, room * sizeof *larger);
     if (larger == NULL) return false;
-    memset(larger + vocabulary->id_count, 0, (count - vocabulary->id_count) * sizeof *larger);
-    vocabulary->by_id = larger, vocabulary->id_count = count;
+    memset(larger + vocabulary->id_room, 0, (room - vocabulary->id_room) * sizeof *larger);
+    vocabulary->by_id = larger, vocabulary->id_room = room;
   }
+  if ((size_t)id >= vocabulary->id_count) vocabulary->id_count = (size_t)id + 1;
   vocabulary->by_id[id] = (uint32_t)place + 1;
   return true;
 }
@@ -80,6 +83,18 @@ int32_t ortolan_vocabulary_find(const ortolan_vocabulary *vocabulary, const char
                                 size_t size) {
   return ortolan_vocabulary_lookup(vocabulary, ortolan_hash(ORTOLAN_HASH, bytes, size), bytes,
                                    size);
+}
+
+int32_t ortolan_vocabulary_longest(const ortolan_vocabulary *vocabulary, const char *text,
+                                   size_t size, size_t *length) {
+  uint32_t hash = ORTOLAN_HASH;
+  int32_t best = -1;
+  for (size_t i = 1; i <= size && i <= vocabulary->longest && i <= MAX_MATCH; i++) {
+    hash = ortolan_hash(hash, text + i - 1, 1);
+    int32_t id = ortolan_vocabulary_lookup(vocabulary, hash, text, i);
+    if (id >= 0) best = id, *length = i;
+  }
+  return best;
 }
 
 const char *ortolan_vocabulary_text(const ortolan_vocabulary *vocabulary, int32_t id,

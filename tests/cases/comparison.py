@@ -1,53 +1,27 @@
-"""Compares a tiny model of transformers with its bundle.
+"""Compares a tiny model of transformers with its bundle, as every export does.
 
 The weights are random and large, norms and biases included, so that an ignored weight shows. The
-reference computes whole sequences without a cache; the bundle must agree on a prompt, on decode
-steps after it, and on two inputs of different lengths in one batch.
-
-Shape letters: B sequences, S tokens, V logits.
+witness asks transformers about whole texts. The reference that it agrees with is also that of the
+certificate, whose replay adds cached steps, chunks and batches.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import transformers
-from numpy.typing import NDArray
-from tests.modeling.tiny_encoders import pooled_output, reference_output
 from tests.modeling.tiny_models import reference_model
-from tests.tiny.encoders import PAD
-from transformers import GenerationMixin
+from tests.tiny.processors import processor_of
 
-import ortolan
+from ortolan.export.witness.brief import Brief, Finding
+from ortolan.export.witness.child import answers
 from ortolan.export.witness.compare import Comparison as Answers
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
-from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sound_sources import AudioSource, WaveSource
-from ortolan.runtime.bundle.source import IDS, LENGTHS, MEL, PATCHES, PIXELS, WAVE
-from ortolan.runtime.bundle.text_source import TextSource
-from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.inputs.audio import read_chunks, wave_of
-from ortolan.runtime.inputs.images import read_pixels
-from ortolan.runtime.inputs.patches import read_whole
-from ortolan.runtime.inputs.readers import patch_feeds
-from ortolan.runtime.verification.probes import probe_sound, probe_wave
+from ortolan.runtime.verification.certificate_files import read_certificate
 
-PROMPT, STEPS = 33, 40
-
-SHORTER = 20
-"""Tokens of the second prompt, and of the second source, of a batch."""
-
-FIRST_ID = 5
-"""Lower ids are special tokens of some model."""
-
-Numbers = NDArray[np.float32]
+NUMBERS = ("logits", "outputs", "images", "sounds")
+"""Topics of which one is about what a model computes, by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +34,7 @@ class Comparison:
 
 
 def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
-    """Save a tiny model of transformers with random weights, and return it.
+    """Save a tiny model of transformers with random weights and its processor, and return it.
 
     Args:
         values: its config; without `architectures`, a causal language model.
@@ -69,8 +43,12 @@ def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
     """
     (architecture,) = values.get("architectures", [None])
     rest = {key: value for key, value in values.items() if key != "architectures"}
-    model = reference_model(rest, architecture=architecture, spread=spread)
+    model: Any = reference_model(rest, architecture=architecture, spread=spread)
+    if model.config.model_type == "whisper":  # which otherwise writes no more than 20 tokens
+        model.generation_config.max_length = model.config.max_target_positions
     model.save_pretrained(folder)
+    if keys := processor_of(model.config):
+        (folder / "preprocessor_config.json").write_text(json.dumps(keys))
     return model
 
 
@@ -81,17 +59,38 @@ def loaded(folder: Path) -> Any:
     return kind.from_pretrained(folder, attn_implementation="eager").eval()
 
 
-def compare(model: Any, folder: Path) -> Comparison:
-    """Compare a model of transformers with its bundle."""
-    bundle = open_bundle(folder)
-    engine, kind = Engine(bundle, threads=1), bundle.manifest.kind
-    if kind == "encoder":
-        return Comparison(kind=kind, error=_encoder_error(model, engine), tokens_equal=None)
-    if kind == "decoder":
-        error, equal = _decoder_error(model, engine), _generates_the_same(model, folder)
-    else:
-        error, equal = _seq2seq_error(model, engine), _translates_the_same(model, folder)
-    return Comparison(kind=kind, error=error, tokens_equal=equal)
+def findings(checkpoint: Path, bundle: Path, **more: Any) -> dict[str, Finding]:
+    """What a witness in this process finds, by topic."""
+    brief = Brief(bundle=str(bundle), checkpoint=str(checkpoint), threads=1, **more)
+    return {finding.topic: finding for finding in answers(brief) if finding.topic}
+
+
+def compare(checkpoint: Path, folder: Path, **more: Any) -> Comparison:
+    """Compare what transformers makes of a checkpoint with its bundle.
+
+    Args:
+        checkpoint: what was exported.
+        folder: its bundle.
+        **more: of the `Brief`, such as its `max_context`.
+
+    Raises:
+        ValueError: they differ, or transformers did not answer.
+    """
+    found, bundle = findings(checkpoint, folder, **more), open_bundle(folder)
+    asked = [found[name] for name in NUMBERS if name in found]
+    measured = read_certificate(bundle).measured
+    # a checkpoint without a processor is not asked about pictures, and a few need torchvision
+    problems = [own.first for own in found.values() if own.first]
+    problems += [own.unasked for own in asked if own.unasked]
+    if problems or not asked or measured is None:
+        raise ValueError("; ".join(map(str, problems)) or "no numbers were compared")
+    replayed = measured.max_abs_delta / max(measured.max_abs_logit, 1e-30)
+    written = found.get("completions")
+    return Comparison(
+        kind=bundle.manifest.kind,
+        error=max(replayed, *(own.largest or 0.0 for own in found.values())),
+        tokens_equal=None if written is None else written.agreed == written.questions,
+    )
 
 
 def assert_alike(got: Any, wanted: Any, tolerance: float) -> None:
@@ -101,182 +100,3 @@ def assert_alike(got: Any, wanted: Any, tolerance: float) -> None:
     answers = Answers(tolerance)
     answers.compare(got, wanted)
     assert answers.first is None, f"{answers.first}"
-
-
-def _error(got: Numbers, expected: Numbers) -> float:
-    """The largest difference over the largest number."""
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
-
-
-def _ids(length: int, vocab_size: int, seed: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(FIRST_ID, vocab_size, length).tolist()
-    return ids
-
-
-def _texts(vocab_size: int, *, after: Sequence[int] = ()) -> list[list[int]]:
-    """Two sequences: a prompt and the tokens of all steps."""
-    lengths = (PROMPT, SHORTER)
-    return [[*after, *_ids(n + STEPS - len(after), vocab_size, n)] for n in lengths]
-
-
-# --- decoders -------------------------------------------------------------------------------------
-
-
-def _decoder_error(model: Any, engine: Engine) -> float:
-    texts = _texts(engine.manifest.vocab_size)
-    expected = [_reference(model, input_ids=torch.tensor([text]))[0] for text in texts]
-    return max(
-        _text_error(Runner(engine, engine.slots(len(rows))), texts[: len(rows)], expected)
-        for rows in (texts[:1], texts)
-    )
-
-
-def _text_error(
-    runner: Runner, texts: Sequence[Sequence[int]], expected: Sequence[Numbers]
-) -> float:
-    """Prefill each prompt, then decode in steps of the whole batch."""
-    got: list[list[Numbers]] = []
-    for row, text in enumerate(texts):
-        prompt = text[:-STEPS]
-        got.append(list(runner.chunk(row, prompt, positions=range(len(prompt)))))
-    runner.select(range(len(texts)))
-    for place in range(-STEPS, 0):
-        runner.step([text[place] for text in texts])
-        for row, rows in enumerate(got):
-            rows.append(runner.logits_BV[row].copy())
-    return max(_error(np.array(rows), whole) for rows, whole in zip(got, expected, strict=False))
-
-
-def _generates_the_same(model: Any, folder: Path) -> bool:
-    """Whether a batch generates the tokens that transformers finds most likely."""
-    bundle = ortolan.load(folder, ortolan.Decoder, threads=1)
-    prompts = [text[:-STEPS] for text in _texts(bundle.manifest.vocab_size)]
-    done = bundle.generate(prompts, max_new_tokens=STEPS, ignore_eos=True)
-    for prompt, completion in zip(prompts, done, strict=True):
-        whole = torch.tensor([[*prompt, *completion.tokens]])
-        logits = _reference(model, input_ids=whole)[0, len(prompt) - 1 : -1]
-        if tuple(logits.argmax(-1).tolist()) != completion.tokens:
-            return False
-    return True
-
-
-def _reference(model: Any, **inputs: torch.Tensor) -> Numbers:
-    """The output of transformers without a cache."""
-    outputs: Numbers = reference_output(model, **inputs).float().numpy()
-    return outputs
-
-
-# --- encoders, and encoder-decoders ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Two inputs of an encoder.
-
-    Attributes:
-        arguments: for `Seq2Seq.generate`.
-        feeds: for the graph.
-        inputs: for transformers.
-    """
-
-    arguments: list[Any]
-    feeds: dict[str, NDArray[Any]]
-    inputs: dict[str, torch.Tensor]
-
-    def alone(self, row: int) -> dict[str, torch.Tensor]:
-        """One of them, for transformers."""
-        return {name: value[row : row + 1] for name, value in self.inputs.items()}
-
-
-def _sources(manifest: Manifest) -> Sources:
-    source = manifest.source
-    if isinstance(source, ImageSource):
-        shape = (2, source.height, source.width, source.channels)
-        images = list(np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8))
-        pixels = np.stack([read_pixels(image, source) for image in images])
-        inputs = {"pixel_values": torch.from_numpy(pixels)}
-        return Sources(arguments=images, feeds={PIXELS: pixels}, inputs=inputs)
-    if isinstance(source, PatchSource):
-        image = np.random.default_rng(0).integers(0, 256, (25, 41, 3)).astype(np.uint8)
-        pixels = read_whole(image, source)
-        feeds = patch_feeds(pixels, source)
-        grid = torch.tensor([[side // source.patch for side in pixels.shape[1:]]])
-        inputs = {
-            "pixel_values": torch.from_numpy(feeds[PATCHES]).transpose(0, 1),
-            "pixel_attention_mask": torch.ones(1, int(grid.prod()), dtype=torch.int64),
-            "spatial_shapes": grid,
-        }
-        return Sources(arguments=[image], feeds=feeds, inputs=inputs)
-    if isinstance(source, AudioSource):
-        sounds = [probe_sound(source, number) for number in range(2)]
-        mel = np.concatenate([read_chunks(sound, source) for sound in sounds])
-        inputs = {"input_features": torch.from_numpy(mel)}
-        return Sources(arguments=sounds, feeds={MEL: mel}, inputs=inputs)
-    if isinstance(source, WaveSource):
-        # Of one length, since no wave is padded.
-        sounds = [probe_wave(source, number, PROMPT)[: source.reach(PROMPT)] for number in range(2)]
-        waves = np.stack([wave_of(sound, source) for sound in sounds])
-        inputs = {"input_values": torch.from_numpy(waves)}
-        return Sources(arguments=sounds, feeds={WAVE: waves}, inputs=inputs)
-    if source is not None and not isinstance(source, TextSource):
-        raise TypeError(f"no inputs for {source}")
-    vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
-    texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
-    if isinstance(source, TextSource) and (filler := source.padding) is not None:
-        texts = [[*text, *[filler] * (source.max_tokens - len(text))] for text in texts]
-    lengths = np.array([len(text) for text in texts], np.int32)
-    longest = max(map(len, texts))
-    ids = np.array([[*text, *[PAD] * (longest - len(text))] for text in texts])
-    mask = torch.arange(longest) < torch.from_numpy(lengths)[:, None]
-    return Sources(
-        arguments=texts,
-        feeds={IDS: ids, LENGTHS: lengths},
-        inputs={"input_ids": torch.from_numpy(ids), "attention_mask": mask.long()},
-    )
-
-
-def _encoder_error(model: Any, engine: Engine) -> float:
-    sources = _sources(engine.manifest)
-    inputs = sources.inputs
-    if "pixel_values" in inputs and hasattr(model, "logit_scale"):
-        # a model of images and texts wants both
-        inputs = inputs | {"input_ids": torch.tensor([[0, model.config.text_config.eos_token_id]])}
-    got = engine.encode(sources.feeds)[OUTPUT]
-    output = reference_output if got.ndim == 3 else pooled_output
-    expected = output(model, **inputs).float().numpy()
-    if LENGTHS not in sources.feeds or got.ndim < 3:
-        return _error(got, expected)
-    mask = sources.inputs["attention_mask"].bool().numpy()
-    return _error(got[mask], expected[mask])
-
-
-def _seq2seq_error(model: Any, engine: Engine) -> float:
-    sources, start = _sources(engine.manifest), engine.manifest.tokens.start
-    if start is None:
-        raise ValueError("This bundle has no start token.")
-    texts = _texts(engine.manifest.vocab_size, after=[start])
-    expected = [
-        _reference(model, **sources.alone(row), decoder_input_ids=torch.tensor([text]))[0]
-        for row, text in enumerate(texts)
-    ]
-    slots = engine.slots(len(texts))
-    slots.sources.put(range(len(texts)), engine.encode_source(sources.feeds))
-    return _text_error(Runner(engine, slots), texts, expected)
-
-
-def _translates_the_same(model: Any, folder: Path) -> bool:
-    """Whether two sources give the greedy sequences of transformers."""
-    bundle = ortolan.load(folder, ortolan.Seq2Seq, threads=1)
-    sources, ends = _sources(bundle.manifest), set(bundle.manifest.tokens.eos)
-    for row, completion in enumerate(bundle.generate(sources.arguments, max_new_tokens=STEPS)):
-        with torch.inference_mode():
-            # not the method of the model: Whisper's adds tokens and rules of its own
-            generate: Any = GenerationMixin.generate
-            options = {"max_new_tokens": STEPS, "do_sample": False, "num_beams": 1}
-            # without the cache, which has one layer for each of the encoder
-            (text,) = generate(model, **sources.alone(row), **options, use_cache=False).tolist()
-        written = text[1:]  # after the start token
-        last = next((place for place, token in enumerate(written) if token in ends), len(written))
-        if tuple(written[: last + 1]) != completion.tokens:
-            return False
-    return True

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.cases import NEW, Case, Variant
-from tests.cases.comparison import assert_alike, compare, loaded
+from tests.cases.comparison import assert_alike, compare
 from tests.cases.run import Run
 from tests.cli.conftest import run_here
 from tests.refusals import refusal
@@ -85,7 +85,7 @@ def answers_are_those_of_another_library(run: Run) -> None:
 
 @law(lambda case, variant: "compared" in case.features and variant.tolerance is not None)
 def numbers_and_tokens_are_those_of_transformers(run: Run) -> None:
-    found = compare(loaded(run.checkpoint), run.bundle)
+    found = compare(run.checkpoint, run.bundle)
     assert found.error <= BOUND
     assert found.tokens_equal is not False
 

@@ -7,13 +7,23 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import click
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from ortolan.cli import progress as module
-from ortolan.cli.progress import Reporter, State, bar, event, line, progress, prompt_progress
+from ortolan.cli.progress import (
+    Outlook,
+    Reporter,
+    State,
+    bar,
+    event,
+    line,
+    progress,
+    prompt_progress,
+)
 from ortolan.export.progress import ESTIMATE
 
 AT_WORK = State(
@@ -77,6 +87,51 @@ def test_the_estimate_of_an_export_is_that_of_the_whole_command(shown: list[Stat
         steps("trace", 1, 2)
         wait_for(lambda: bool(shown) and shown[-1].step == "trace")
     assert shown[-1].expected_s == pytest.approx(240, abs=30)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_estimate_is_said_at_once(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "60 s with --effort normal, 20 s with quick"
+    with running("export", as_json=as_json), progress() as steps:
+        steps(ESTIMATE, 0, 60, sentence)
+        steps(ESTIMATE, 60, 60, "calibrate")
+        said = capsys.readouterr().err
+    if as_json:
+        assert json.loads(said)["what"] == sentence
+    else:
+        assert said == f"export: {sentence}\n"
+
+
+def outlook(**seconds: float) -> Outlook:
+    """An outlook on steps in order, which begin at second 100."""
+    made, end = Outlook(), 0.0
+    made.expect("", 0, sum(seconds.values()), 100.0)
+    for step, own in seconds.items():
+        end += own
+        made.expect(step, end, sum(seconds.values()), 100.0)
+    return made
+
+
+def test_time_left_is_that_of_the_whole_command() -> None:
+    made = outlook(trace=10, calibrate=80, verify=10)
+    assert made.left_s("trace", 0.5, 5, 105.0) == pytest.approx(95)
+    assert made.left_s("calibrate", 0.25, 20, 130.0) == pytest.approx(70)
+    assert made.left_s("verify", None, 5, 195.0) == pytest.approx(5)
+    assert made.left_s("witness", 0.5, 5, 205.0) is None
+
+
+def test_time_left_follows_a_slower_machine_and_never_rises_by_more_than_a_quarter() -> None:
+    made, shown = outlook(trace=10, calibrate=80, verify=10), list[float]()
+    parts = [("trace", 0, 10), ("calibrate", 10, 90), ("verify", 90, 100)]
+    for now in range(1, 390, 8):  # the machine is four times as slow from the start
+        work = now / 4
+        step, start, end = next(part for part in parts if work < part[2])
+        left = made.left_s(step, (work - start) / (end - start), now - 4 * start, 100.0 + now)
+        assert left is not None
+        shown.append(left)
+    assert all(after <= 1.25 * before for before, after in pairwise(shown))
+    assert shown[5] == pytest.approx(400 - 41, rel=0.4)  # after a tenth
+    assert shown[-1] == pytest.approx(400 - 385, rel=0.3)
 
 
 def test_a_bar_fits_the_terminal(

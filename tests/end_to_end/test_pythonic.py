@@ -1,6 +1,6 @@
 """models/pythonic: real weights, real text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,6 @@ from ortolan.export.options import Attention
 from ortolan.export.quantize import find
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
-from ortolan.export.scheme import Scheme
 from ortolan.runtime import Bundle, open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import verify
@@ -73,11 +72,11 @@ class CalibratedOnce:
     """`calibrated_weights` that returns its first result again for exports of the same plan."""
 
     def __init__(self) -> None:
-        self._plan: Mapping[str, Scheme] = {}
+        self._plan: Any = None
         self._weights: list[tuple[QuantizedWeight, tuple[Part, ...]]] = []
 
     def __call__(
-        self, model: Exportable, plan: Mapping[str, Scheme], inputs: Inputs, **options: Any
+        self, model: Exportable, plan: Any, inputs: Inputs, **options: Any
     ) -> Iterator[QuantizedWeight]:
         if not self._weights:
             weights = calibrated_weights(model, plan, inputs, **options)

@@ -10,6 +10,7 @@ from tests.export import tiny_models
 import ortolan
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.options import ExportOptions
+from ortolan.export.quantize import tune
 from ortolan.modeling import DecoderModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
@@ -71,6 +72,18 @@ def test_a_size_is_kept(size: int, expected: set[int], tmp_path: Path) -> None:
     assert bundle.file(name).stat().st_size <= size
     assert {tensor.bits for tensor in bundle.manifest.quantized} == expected
     assert bundle.manifest.precision == ("int4" if 4 in expected else "int8")
+
+
+@pytest.mark.slow
+def test_the_best_effort_trains_the_scales_of_what_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "TOKENS", 32)
+    bundle = export(tmp_path / "out", target_size=325_000, effort="best", calibration_sequences=8)
+    methods = {(tensor.bits, tensor.method) for tensor in bundle.manifest.quantized}
+    assert methods == {(4, "tuned"), (8, "gptq")}
+    (name,) = bundle.manifest.weights
+    assert bundle.file(name).stat().st_size <= 325_000
 
 
 @pytest.mark.slow

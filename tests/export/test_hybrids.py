@@ -1,6 +1,8 @@
 """Bundles with mixers of every kind and recurrent networks, beyond what holds for all."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ from tests.cases.modules import (
     MIXERS,
     OF_RECURRENT,
     PORTABLE_CONVOLUTION,
+    RECURRENT,
     recurrent,
     whole,
 )
@@ -29,6 +32,7 @@ from ortolan.export.trace.sides import sides_of
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.models.addressing import addressing
 from ortolan.modeling.models.attention_maps import attention_maps as maps_of_torch
+from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError
 from ortolan.runtime.attention_maps import attention_maps
 from ortolan.runtime.engine.runner import Runner
@@ -179,8 +183,11 @@ def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path)
     assert ("cells.0.weight_hh" in quantized) == (name == "machine")
 
 
-def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
-    model, ids = recurrent("attentive"), random_ids(9)
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_maps_of_attention_are_those_of_torch(cell: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = RecurrentModel(replace(RECURRENT["attentive"], cell=cell)).eval()
+    ids = random_ids(9)
     options = ExportOptions(attention_maps=True, proof="quick")
     ortolan.export(model, tmp_path / "bundle", options=options)
     found = attention_maps(tmp_path / "bundle", ids)

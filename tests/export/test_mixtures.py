@@ -71,7 +71,7 @@ def test_experts_are_rounded_where_products_are_calibrated(model: DecoderModel) 
     names = [*EXPERTS, "blocks.0.attention.qkv.weight", "blocks.0.feed_forward.shared.up.weight"]
     inputs = Inputs(ids=[torch.arange(start, start + 40) for start in (0, 15, 30)])
     found = {}
-    for weight in calibrated_weights(source, dict.fromkeys(names, scheme), inputs):
+    for weight in calibrated_weights(source, dict.fromkeys(names, (scheme,)), inputs):
         found[weight.name] = weight.method
         for part in weight.parts:
             if weight.name in EXPERTS:  # no input says which of their columns matter more

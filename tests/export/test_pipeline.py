@@ -201,9 +201,14 @@ def test_weight_too_large_for_half_precision_fails_the_export(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-EXPORT = """
+HOURS_S = 3600.0
+"""For a witness, which records what it had no time for."""
+
+EXPORT = f"""
 import sys
 import ortolan
+from ortolan.export.witness import ask
+ask.witness_limit = lambda elapsed_s: {HOURS_S}
 ortolan.export(sys.argv[1], sys.argv[2])
 """
 
@@ -215,6 +220,7 @@ def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_see
     one, other = tmp_path / "one", tmp_path / "another" / "place"
     monkeypatch.setattr(family, "trace_graph", trace_graph)  # without its cache
     monkeypatch.setattr(pipeline, "ask", ask)
+    monkeypatch.setattr("ortolan.export.witness.ask.witness_limit", lambda elapsed_s: HOURS_S)
     ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],

@@ -1,6 +1,7 @@
 """Previews of exports, against the exports."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests.export.conftest import Exported
 from tests.refusals import refusal
 
 import ortolan
-from ortolan.export.advice import advise
+from ortolan.export.advice import advise, untrained
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import Precision
 from ortolan.export.preview.cost import GENERATING_BYTES, PROMPT_TOKENS
 from ortolan.export.preview.preview import Preview, preview
@@ -102,7 +104,7 @@ def test_probable_refusals_are_known_before_any_work(
     checkpoint: Path, about: Preview, tmp_path: Path
 ) -> None:
     assert "4 bits by rtn are usually poor" in about.risks[0]
-    assert "Leave out --effort quick to calibrate" in about.risks[0]
+    assert "Leave out --method rtn to calibrate" in about.risks[0]
     told: list[str] = []
     refused = ortolan.ExportOptions(max_kl=0.0)
     for precision in ("int4", ortolan.Int4(method="rtn", effort="quick", group_size=128)):
@@ -138,15 +140,46 @@ def test_first_advice_is_more_effort(precision: Precision, first: str, checkpoin
     assert advise(model, resolve(model.kind, precision=precision))[0] == first
 
 
-def test_an_export_says_first_how_long_it_will_take(checkpoint: Path, tmp_path: Path) -> None:
-    steps: list[tuple[str, int]] = []
-    ortolan.export(
-        checkpoint,
-        tmp_path / "out",
-        progress=lambda step, _, total, __="": steps.append((step, total)),
-    )
-    assert steps[0][0] == ESTIMATE
-    assert 0 < steps[0][1] < 3600
+@pytest.mark.parametrize("effort", ["quick", "normal", "best"])
+def test_time_of_every_step_is_estimated_and_that_of_the_next_effort(
+    effort: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    class StopError(Exception):
+        pass
+
+    told: list[tuple[int, int, str]] = []
+
+    def progress(step: str, done: int, total: int, what: str = "") -> None:
+        if step != ESTIMATE:
+            raise StopError
+        told.append((done, total, what))
+
+    precision = ortolan.Int4(effort=effort)  # type: ignore[arg-type]
+    with pytest.raises(StopError):
+        ortolan.export(checkpoint, tmp_path / "out", precision=precision, progress=progress)
+    (start, total, sentence), *steps = told
+    if effort == "quick":
+        assert re.fullmatch(r"about \d+ (s|min)", sentence)
+    else:
+        cheaper = {"normal": "quick", "best": "normal"}[effort]
+        time = r"\d+ (s|min)"
+        assert re.fullmatch(rf"{time} with --effort {effort}, {time} with {cheaper}", sentence)
+    assert start == 0
+    assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
+    assert steps[-1][0] == total
+    calibrated = ["write text", "calibrate"] if effort != "quick" else []
+    names = [name for _, _, name in steps if name not in ("outputs", "train scales")]
+    assert names == ["trace", "reference", *calibrated, "weights", "verify", "witness"]
+
+
+def test_a_best_effort_that_trains_nothing_is_said(checkpoint: Path) -> None:
+    model = open_exportable(checkpoint)
+
+    def notes(precision: Precision) -> tuple[str, ...]:
+        return untrained(model, resolve(model.kind, precision=precision), Inputs())
+
+    assert "trains no scales" in notes(ortolan.Int4(effort="best", calibration_sequences=1))[0]
+    assert notes(ortolan.Int4(effort="best")) == notes("int4") == ()
 
 
 def test_unknown_keys_are_listed_and_not_an_error(folder: Path) -> None:

@@ -96,12 +96,12 @@ def counts(table: str) -> dict[str, int]:
 
 def test_mutants_work_or_are_refused(folder: Path) -> None:
     kinds = ("--kinds", *bundles.HANDMADE)
-    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 100, *kinds)
+    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 60, *kinds)
 
     assert done.returncode == 0, done.stdout + done.stderr
     total = counts(done.stdout)
-    assert sum(total.values()) == 100
-    assert min(total["loaded"], total["refused at open"]) > 3, done.stdout
+    assert sum(total.values()) == 60
+    assert min(total["loaded"], total["refused at open"]) > 2, done.stdout
 
 
 @pytest.mark.slow
@@ -115,10 +115,10 @@ def test_a_server_answers_every_request_and_forgets_clients_that_leave(folder: P
 
 @pytest.mark.slow
 def test_mutants_of_exports_work_or_are_refused(folder: Path) -> None:
-    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 400)
+    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 150)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(counts(done.stdout).values()) == 400
+    assert sum(counts(done.stdout).values()) == 150
 
 
 @pytest.mark.slow

@@ -19,19 +19,26 @@ REPOSITORY = Path(__file__).parents[2]
 HOST = REPOSITORY / "hosts" / "c"
 LIBRARY = Path(str(distribution("onnxruntime").locate_file("onnxruntime/capi")))
 
+SANITIZED = ("-DORTOLAN_SANITIZE=address,undefined",)
+SANITIZERS = {
+    "LSAN_OPTIONS": f"suppressions={HOST / 'tests' / 'leaks.txt'}:print_suppressions=0",
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1",
+}
+
 
 class Built(NamedTuple):
-    """A build folder, and the environment of its programs."""
+    """A build folder, the environment of its programs, and the words of what runs them."""
 
     folder: Path
     environment: dict[str, str]
+    runner: tuple[str, ...] = ()
 
     def run(
         self, program: str, *arguments: object, before: tuple[str, ...] = (), text: str = ""
     ) -> "subprocess.CompletedProcess[str]":
         """Run a program; `before` are the words of one that runs it."""
         return subprocess.run(
-            [*before, self.folder / program, *map(str, arguments)],
+            [*before, *self.runner, self.folder / program, *map(str, arguments)],
             env=os.environ | self.environment,
             input=text,
             capture_output=True,
@@ -90,7 +97,10 @@ def build(folder: Path, *options: str) -> Built:
     if include is None:
         pytest.skip("needs onnxruntime_c_api.h. Run `make onnxruntime-header`")
     configure = ["cmake", "-S", str(HOST), "-B", str(folder), f"-DONNXRUNTIME_INCLUDE={include}"]
-    flags = [f"-DONNXRUNTIME_DIR={LIBRARY}", "-DCMAKE_C_FLAGS=-Werror", *options]
+    flags = [f"-DONNXRUNTIME_DIR={LIBRARY}", "-DCMAKE_C_FLAGS=-Werror"]
+    if header.PCRE2.is_file() and not Path("/usr/include/pcre2.h").is_file():
+        flags.append(f"-DPCRE2_HEADER={header.PCRE2.parent}")
+    flags += options
     for command in ([*configure, *flags], ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.hosts.c_library import HOST, Built, build
+from tests.hosts.c_library import SANITIZED, SANITIZERS, Built, build
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime.bundle.manifest import Tokens
@@ -20,10 +20,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("c-sanitized")
-    leaks = f"suppressions={HOST / 'tests' / 'leaks.txt'}:print_suppressions=0"
-    return build(folder, "-DORTOLAN_SANITIZE=address,undefined")._replace(
-        environment={"LSAN_OPTIONS": leaks, "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
-    )
+    return build(folder, *SANITIZED)._replace(environment=SANITIZERS)
 
 
 @pytest.fixture(scope="session")

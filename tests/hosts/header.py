@@ -1,8 +1,9 @@
-"""The header of onnxruntime's C API, which no Python package has.
+"""The headers of onnxruntime's C API, which no Python package has, and of PCRE2.
 
     python -m tests.hosts.header build/onnxruntime
 
-Downloads Debian's libonnxruntime-dev (90 KB) and unpacks it. Changes nothing outside that folder.
+Downloads Debian's libonnxruntime-dev and libpcre2-dev (1 MB) and unpacks them. Changes nothing
+outside that folder.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from tests.debian import SetupError, download, run
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "build" / "onnxruntime"
 HEADER = "onnxruntime_c_api.h"
+PCRE2 = FOLDER / "usr" / "include" / "pcre2.h"
+"""For the library that Debian always has; a system's own header comes first."""
 
 SUITE = "trixie"
 """Oldest Debian with the package: onnxruntime 1.21, whose API newer libraries keep."""
@@ -30,12 +33,13 @@ def find() -> Path | None:
 
 
 def make(folder: Path) -> None:
-    """Download the header, unless an earlier call did.
+    """Download the headers, unless an earlier call did.
 
     Raises:
         SetupError: a program is missing, or the download failed.
     """
-    if (folder / "usr" / "include" / "onnxruntime" / HEADER).is_file():
+    include = folder / "usr" / "include"
+    if (include / "onnxruntime" / HEADER).is_file() and (include / PCRE2.name).is_file():
         return
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise SetupError(
@@ -45,7 +49,7 @@ def make(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     downloads = folder / "downloads"
     downloads.mkdir(parents=True)
-    download(["libonnxruntime-dev"], downloads, state=folder / "apt", suite=SUITE)
+    download(["libonnxruntime-dev", "libpcre2-dev"], downloads, state=folder / "apt", suite=SUITE)
     for deb in downloads.glob("*.deb"):
         run(["dpkg-deb", "-x", str(deb), str(folder)], cwd=folder)
     shutil.rmtree(downloads)

@@ -10,6 +10,9 @@ from tests.hosts.node_package import installed_package
 
 __all__ = ["camel", "places", "run_tests", "utf16"]
 
+LIMITS = ("--test-force-exit", "--test-timeout=900000")
+"""A failure would otherwise leave a model's threads, for which Node waits. In milliseconds."""
+
 
 def run_tests(name: str, cases: Any, folder: Path) -> None:
     """Run `hosts/js/test/<name>.test.js`, which reads ORTOLAN_CASES, and show what failed."""
@@ -17,7 +20,7 @@ def run_tests(name: str, cases: Any, folder: Path) -> None:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(cases))
     done = subprocess.run(
-        ["node", "--expose-gc", "--test", "--test-reporter=spec", f"test/{name}.test.js"],
+        ["node", "--expose-gc", "--test", *LIMITS, "--test-reporter=spec", f"test/{name}.test.js"],
         cwd=package,
         env={**os.environ, "ORTOLAN_CASES": str(path)},
         capture_output=True,

@@ -14,10 +14,11 @@ import pytest
 import torch
 import transformers
 from tests.export.test_windows import LAYERS, SHAPE
+from tests.hosts import c_mutants
 from tests.hosts.c_library import HOST, REPOSITORY, Built, arguments, failure, random_ids
 from tests.hosts.conftest import KINDS
 from tests.runtime.damaged_bundles import edit_json, put, reseal
-from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
+from tests.runtime.tiny_decoder import VOCABULARY, tokenizer_json, write_bundle
 
 import ortolan
 from ortolan import Sampling
@@ -67,6 +68,15 @@ def test_tokens_equal_those_of_python_however_a_decoder_is_called(
     prompt = random_ids(length)
     new = 40 if length < 300 else 300  # past two changes of the capacity
     assert built.generate(tiny[kind], prompt, new) == expected(tiny[kind], prompt, new)
+
+
+def test_no_limit_of_new_tokens_fills_the_context_or_the_array(
+    built: Built, tiny: dict[str, Path]
+) -> None:
+    prompt, bundle = random_ids(5), tiny["unified"]
+    tokens = [*ortolan.load(bundle).generate(prompt, max_new_tokens=None).tokens]
+    assert built.generate(bundle, prompt, 0) == tokens
+    assert built.generate(bundle, prompt, 0, capacity=7) == tokens[:7]
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("MistralConfig", {}), ("Gemma3TextConfig", LAYERS)])
@@ -253,6 +263,14 @@ def test_sanitizers_find_nothing_in_damaged_manifests(sanitized: Built, copied: 
         assert "Sanitizer" not in done.stderr
 
 
+def test_changed_bundles_work_or_are_refused_with_a_typed_error(
+    sanitized: Built, tmp_path: Path
+) -> None:
+    names = [f"{kind}/1/{number}" for number in range(40) for kind in ("decoder", "embeddings")]
+    results = c_mutants.outcomes(sanitized, tmp_path, ("decoder", "embeddings"), names)
+    assert results["decoder: open ok"] > 0 < results["decoder: open manifest"]
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "certificate.json"])
 def test_mutated_json_never_reads_outside_of_memory(
     sanitized: Built, tiny: dict[str, Path], name: str
@@ -260,6 +278,19 @@ def test_mutated_json_never_reads_outside_of_memory(
     done = sanitized.run("fuzz_json", tiny["unified"] / name, 5000)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\d+ of 5000\n", done.stdout)
+
+
+def test_rounds_of_opening_aborting_and_closing_keep_no_memory(
+    built: Built, sanitized: Built, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", tokenizer=tokenizer_json()).path
+    done = built.run("rounds", bundle, 1000)
+    in_use = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(in_use) == 10, done.stderr
+    # telemetry alone would keep 60 bytes a round
+    assert in_use[-1] - in_use[-5] < 10_000, in_use
+    done = sanitized.run("rounds", bundle, 20)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")

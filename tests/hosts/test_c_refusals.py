@@ -211,7 +211,8 @@ JSON = dict.fromkeys(
 
 @pytest.mark.parametrize(("text", "outcome"), JSON.items())
 def test_json_is_read_or_rejected(built: Built, text: str, outcome: str) -> None:
-    assert built.run("fuzz_json", text=text).stdout == f"{outcome}\n"
+    printed = built.run("fuzz_json", text=text).stdout.rstrip("\n")
+    assert printed.removeprefix("input is not valid JSON: ").split(" (at byte")[0] == outcome
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
@@ -219,4 +220,4 @@ def test_text_that_is_not_utf8_is_rejected(built: Built, data: bytes) -> None:
     done = subprocess.run(
         [built.folder / "fuzz_json"], input=b'"' + data + b'"', capture_output=True
     )
-    assert done.stdout == b"the text is not UTF-8\n"
+    assert b"JSON: the text is not UTF-8 (at byte 1)" in done.stdout

@@ -1,25 +1,29 @@
 """Python, JavaScript and C compute what cases.json states; the table is in the guide."""
 
 import json
+import shutil
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.arm import machine, test_arm
 from tests.hosts import conformance
-from tests.hosts.c_library import Built, arguments
+from tests.hosts.c_library import Built, arguments, build
+from tests.hosts.chromium import chromium, run_node, served
 from tests.hosts.conformance import Case
+from tests.hosts.conformance_table import check_column
 from tests.hosts.js_runs import run_tests
+from tests.hosts.node_package import PACKAGE
 from tests.hosts.test_c_chat import converse
 
 from ortolan.runtime import errors
 
 pytestmark = pytest.mark.slow
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "browser.md"
-
 TOLERANCE = 1e-4
+
+COLUMNS = {"wasm": "Chromium", "webgpu": "Chromium, WebGPU"}
 
 CASES: list[Case] = json.loads(conformance.CASES.read_text())
 
@@ -62,13 +66,39 @@ def test_in_python(rows: list[Case]) -> None:
         assert got == near(case.get("result")), case
 
 
+def as_in_the_file(rows: list[Case]) -> list[Case]:
+    """Calls with the results of the file."""
+    results = [{key: case[key] for key in ("result", "error") if key in case} for case in CASES]
+    return [row | own for row, own in zip(rows, results, strict=True)]
+
+
 @pytest.mark.parametrize("device", ["cpu", "wasm"])
 def test_in_node(rows: list[Case], device: str, tmp_path: Path) -> None:
-    cases = [
-        row | {key: case[key] for key in ("result", "error") if key in case}
-        for case, row in zip(CASES, rows, strict=True)
-    ]
+    cases = as_in_the_file(rows)
     run_tests("calls", {"cases": cases, "tolerance": TOLERANCE, "device": device}, tmp_path)
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_in_chromium(
+    rows: list[Case], device: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    program = chromium()
+    run_node("demo/build.mjs", tmp_path / "page")
+    (tmp_path / "src").symlink_to(tmp_path / "page" / "lib")
+    (tmp_path / "test").symlink_to(PACKAGE / "test")
+    bundles = {row["bundle"]: f"bundle-{index}" for index, row in enumerate(rows)}
+    for path, name in bundles.items():
+        shutil.copytree(path, tmp_path / name)
+    cases = [row | {"bundle": bundles[row["bundle"]]} for row in as_in_the_file(rows)]
+    document = {"cases": cases, "tolerance": TOLERANCE, "device": device}
+    (tmp_path / "cases.json").write_text(json.dumps(document))
+    with served(tmp_path) as address:
+        results = json.loads(run_node("test/browser_calls.mjs", program, address))
+    notes = list[str | None]()
+    for case, result in zip(CASES, results, strict=True):
+        assert not result["differences"], (case, result)
+        notes.append(f"refused: `{result['refused'][0]}`" if "refused" in result else None)
+    check_column(COLUMNS[device], CASES, notes, update=request.config.option.update_snapshots)
 
 
 # --- C ------------------------------------------------------------------------------------------
@@ -156,30 +186,33 @@ def check_in_c(case: Case, got: Case) -> None:
     assert numbers(result["rows"], len(expected)) == near(expected), case
 
 
-def column(built: Built, bundles: dict[str, Path], cases: list[Case]) -> str:
-    """What C computes of a group of cases."""
-    refused, count = list[str](), 0
-    for case in cases:
+def notes_of_c(built: Built, bundles: dict[str, Path]) -> list[str | None]:
+    """Compare all cases, and say which are refused."""
+    notes = list[str | None]()
+    for case in CASES:
         got = in_c(built, bundles[case["bundle"]], case)
-        if "refused" in got:
-            refused.append(got["refused"])
-            continue
-        check_in_c(case, got)
-        count += 1
-    cells = [str(count)] * (count > 0)
-    return "; ".join(cells + [f"refused: {', '.join(sorted({*refused}))}"] * bool(refused))
+        if "refused" not in got:
+            check_in_c(case, got)
+        notes.append(f"refused: {got['refused']}" if "refused" in got else None)
+    return notes
 
 
-def test_in_c_and_the_table_of_the_guide(built: Built, bundles: dict[str, Path]) -> None:
-    lines = [
-        "| cases | bundles | Python | Node | WebAssembly | C |",
-        "|---|---|---:|---:|---:|---|",
-    ]
-    for group, own in groupby(CASES, key=lambda case: case["group"]):
-        cases = [*own]
-        names = ", ".join(dict.fromkeys(case["bundle"] for case in cases))
-        cell = column(built, bundles, cases)
-        lines.append(f"| {group} | {names} |{f' {len(cases)} |' * 3} {cell} |")
-    table = "\n".join(lines)
-    print(table)
-    assert table in GUIDE.read_text(), table
+def test_in_c(built: Built, bundles: dict[str, Path], request: pytest.FixtureRequest) -> None:
+    notes = notes_of_c(built, bundles)
+    check_column("C", CASES, notes, update=request.config.option.update_snapshots)
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs a compiler")
+def test_in_c_on_arm(bundles: dict[str, Path], tmp_path: Path) -> None:
+    if reason := machine.missing(test_arm.MACHINE):
+        pytest.skip(reason)
+    library = test_arm.MACHINE / "packages" / "onnxruntime" / "capi"
+    arm = build(
+        tmp_path / "c",
+        *("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DORTOLAN_PCRE2=OFF"),
+        *("-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", f"-DONNXRUNTIME_DIR={library}"),
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-in-shared-libs",
+    )
+    cpu = "cortex-a76"
+    arm = arm._replace(runner=(machine.QEMU, "-cpu", cpu, "-L", str(test_arm.MACHINE / cpu)))
+    assert any(note is None for note in notes_of_c(arm, bundles))

@@ -1,21 +1,19 @@
 """The JavaScript package against Python, in Node and in headless Chromium."""
 
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import threading
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
 import pytest
+import soundfile
 from numpy.typing import NDArray
 from tests.export import tiny_models
-from tests.hosts.node_package import installed_package
+from tests.hosts.chromium import chromium, run_node
+from tests.hosts.js_runs import camel, run_tests
 from tests.runtime.bundle.manifests import DECODER
 from tests.runtime.damaged_bundles import damage, reseal
 
@@ -27,6 +25,10 @@ from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
+
+MODELS = Path(__file__).parents[2] / "models"
+
+SMALL = {"speech": "spoken", "images": "digits", "translate": "numerals"}
 
 PROMPT = "def read_lines(path):"
 
@@ -74,28 +76,16 @@ DRAWN: dict[str, Any] = {
 }
 
 
-def camel(options: dict[str, Any]) -> dict[str, Any]:
-    def name(key: str) -> str:
-        first, *rest = key.split("_")
-        return first + "".join(part.title() for part in rest)
-
-    return {name(key): value for key, value in options.items()}
-
-
-@pytest.fixture(scope="session")
-def package() -> Path:
-    return installed_package()
-
-
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("js")
-    source = Path(__file__).parents[2] / "models" / "pythonic"
     made: dict[str, Path] = {}
     for name, precision in PRECISIONS.items():
         made[name] = folder / name
         options = ExportOptions(proof="quick", allow_poor=True)
-        ortolan.export(source, made[name], device="web", precision=precision, options=options)
+        ortolan.export(
+            MODELS / "pythonic", made[name], device="web", precision=precision, options=options
+        )
     # capped scores become products that write to slots, next to attention that extends its cache
     tiny = tiny_models.decoder(tiny_models.qwen2())
     made["slots"] = folder / "slots"
@@ -159,12 +149,12 @@ def edited(bundle: Path, name: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A JSON file with what Python computes."""
+def cases(bundles: dict[str, Path]) -> dict[str, Any]:
+    """What Python computes."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     prompt = environment.from_string(TEMPLATE).render(messages=MESSAGES, add_generation_prompt=True)
     tokenizer = Tokenizer.from_bytes((bundles["chat"] / "tokenizer.json").read_bytes())
-    document = {
+    return {
         "random": {s: [str(n) for n in np.random.PCG64(s).random_raw(3)] for s in SEEDS},
         "sampling": [sampling_case(settings) for settings in SETTINGS],
         "bundles": [
@@ -180,78 +170,81 @@ def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         "damaged": str(bundles["damaged"]),
         "manifests": {name: edited(bundles["fp32"], name) for name in MANIFESTS},
     }
-    path = tmp_path_factory.mktemp("cases") / "cases.json"
-    path.write_text(json.dumps(document))
-    return path
 
 
-def run_node(package: Path, cases: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["node", *arguments],
-        cwd=package,
-        env={**os.environ, "ORTOLAN_CASES": str(cases)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
+def embedder(folder: Path) -> Path:
+    """The masked language model of models/snippets as a checkpoint of sentence-transformers."""
+    shutil.copytree(MODELS / "snippets" / "pretrained", folder)
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 192, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
 
 
 @pytest.fixture
-def page(package: Path, cases: Path, bundles: dict[str, Path], tmp_path: Path) -> Iterator[str]:
-    """The address of the page, with a sound bundle and a broken one."""
+def page(bundles: dict[str, Path], tmp_path: Path) -> Path:
+    """The page with a bundle in each tab, another one, and a broken one."""
+    sources = {
+        "search": embedder(tmp_path / "embedder"),
+        **{tab: MODELS / name for tab, name in SMALL.items()},
+    }
+    options = ExportOptions(proof="quick", witness=False)
+    for tab, source in sources.items():
+        ortolan.export(source, tmp_path / tab, device="web", options=options)
     folder = tmp_path / "page"
-    run_node(package, cases, "demo/build.mjs", str(folder), str(bundles["fp32"]))
+    tabs = {"chat": bundles["fp32"], **{tab: tmp_path / tab for tab in sources}}
+    run_node("demo/build.mjs", folder, *(f"{tab}={path}" for tab, path in tabs.items()))
     shutil.copytree(bundles["int4"], folder / "int4")
-    shutil.copytree(folder / "bundle", folder / "broken")
+    shutil.copytree(bundles["fp32"], folder / "broken")
     with (folder / "broken" / "tokenizer.json").open("a") as file:
         file.write(" ")
-    server = load_module(package / "demo" / "serve.py").server(str(folder))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return folder
 
 
-def load_module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_in_chromium(package: Path, cases: Path, page: str, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")
-    (got,) = run_node(
-        package, cases, "test/browser.mjs", chromium, page, str(tmp_path)
-    ).splitlines()
-    results = json.loads(got)
-    text = PROMPT + json.loads(cases.read_text())["bundles"][0]["text"]
-    assert results["wasm"]["text"] == text
-    assert "tokens per second" in results["wasm"]["speed"]
+def test_the_page_in_chromium(cases: dict[str, Any], page: Path, tmp_path: Path) -> None:
+    program, talk = chromium(), MODELS / "spoken" / "talk.flac"
+    soundfile.write(tmp_path / "talk.wav", *soundfile.read(talk))
+    results = json.loads(
+        run_node(
+            *("test/browser.mjs", program, sys.executable),
+            *(page, tmp_path, talk, tmp_path / "talk.wav"),
+        )
+    )
+    text = PROMPT + cases["bundles"][0]["text"]
+    assert results["chat"]["text"] == text
+    assert "tokens per second" in results["chat"]["speed"]
     assert text.startswith(results["again"])
     assert "Certificate: PASS" in results["certificate"]
-    assert results["int4Error"] == ""
     assert len(results["int4"]) > len(PROMPT)
     assert results["isolated"]
-    assert results["overflow"] <= 0
-    assert "server answered 404" in results["missing"]
+    assert {tab for tab, own in results["tabs"].items() if own["error"]} == set()
+    output = {tab: own["output"] for tab, own in results["tabs"].items()}
+    assert text.startswith(output["chat"][:60])
+    assert output["search"].count(".") == 5
+    assert "nine green cows jump on the hill" in output["speech"]
+    assert output["images"].startswith("7")
+    assert output["translate"].startswith("J'habite à Paris et j'ai trente ans. Le train part")
+    assert "cows jump" in results["recorded"]
+    assert max(results["overflow"].values()) <= 0
+    assert "server answered 404" in results["nowhere"]
     assert "tokenizer.json: expected" in results["broken"]
-    if results["gpuState"] == "Ready":
-        assert text.startswith(results["webgpu"]["text"])
-    else:
+    if results["gpuError"]:
         assert "offers no WebGPU" in results["gpuError"]
-    assert len(list(tmp_path.glob("*.png"))) == 4
+    else:
+        assert results["webgpu"].startswith("7")
+    assert len(list(tmp_path.glob("*.png"))) == 12
 
 
-def test_in_node(package: Path, cases: Path) -> None:
-    said = run_node(package, cases, "--test", "test/node.test.js")
-    assert "# fail 0" in said
-    assert "# skipped 0" in said
+def test_in_node(cases: dict[str, Any], tmp_path: Path) -> None:
+    run_tests("node", cases, tmp_path)

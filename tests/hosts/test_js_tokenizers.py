@@ -175,7 +175,7 @@ def case(name: str, made: Document, chosen: list[str]) -> Document:
     }
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_tokenizers_equal_those_of_python(count: int, tmp_path: Path) -> None:
     cases = [case(name, made(), texts(count)) for name, made in KINDS.items()]
     run_tests("tokenizers", cases, tmp_path)

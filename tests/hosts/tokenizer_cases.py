@@ -310,7 +310,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     ),
     "unigram with bytes": lambda: unigram(
         byte_fallback=True,
-        normalizer=n.Sequence([n.Nmt(), n.NFKC(), n.Strip(left=False)]),
+        normalizer=n.Sequence([n.NFKC(), n.Strip(left=False)]),
         pre=p.Metaspace(prepend_scheme="first"),
         decoder=decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
     ),
@@ -332,7 +332,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "word level": lambda: word_level(p.Whitespace()),
     "ctc": lambda: word_level(
         p.Sequence([p.CharDelimiterSplit("|"), p.FixedLength(2)]),
-        normalizer=n.NFKC(),
+        normalizer=n.Sequence([n.Nmt(), n.NFKC()]),
         decoder=decoders.CTC(pad_token="<pad>", word_delimiter_token="a"),
     ),
     "bpe with suffixes": lambda: trained(

@@ -15,11 +15,12 @@ from transformers import ImageClassificationPipeline, ZeroShotImageClassificatio
 
 from ortolan.export.options import WitnessTopic
 from ortolan.export.witness import media
-from ortolan.export.witness.bundled import FLOAT32, REFERENCE, Bundled
+from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.floats import UnansweredError
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.rounding import NEGLIGIBLE
 from ortolan.export.witness.sources import picture, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import kept, of_reference
@@ -66,9 +67,9 @@ def questions(medium: str, bundled: Bundled) -> Mapping[str, Question]:
     if manifest.kind != "encoder" or source is None or source.medium != medium:
         return {}
     asked, kind = FIND[medium](bundled), manifest.output_kind.name
-    if not bundled.has_exact_numbers or not asked or bundled.first_layers is not None:
-        return {**_probes(bundled, kind), **_texts(bundled)}
     whole = {name: own for name, own in asked.items() if _fits(bundled, own)}
+    if not bundled.has_exact_numbers or not whole or bundled.first_layers is not None:
+        return {**_probes(bundled, kind), **_texts(bundled)}
     found = {
         name: Question(value=own, kind=kind) for name, own in islice(whole.items(), MOST_PICTURES)
     }
@@ -185,7 +186,7 @@ def explain(bundled: Bundled, publisher: Publisher, question: Question) -> str |
         publisher,
         lambda: next(iter(publisher.stack(**inputs).values())),
         source=values,
-        tolerance=REFERENCE,
+        tolerance=NEGLIGIBLE,
     )
 
 

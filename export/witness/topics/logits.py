@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortolan.export.witness.bundled import FLOAT32, REFERENCE, Bundled
-from ortolan.export.witness.compare import Answer, Rough
+from ortolan.export.witness.bundled import FLOAT32, Bundled
+from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.rounding import NEGLIGIBLE
 from ortolan.export.witness.sources import probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.runtime.verification.certificate import Logits, kept_positions
@@ -79,7 +80,7 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
 def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     """The same from an uncached forward pass."""
     logits = kept(_logits(publisher, question)[0].float().numpy(), question)
-    own = {"logits": Rough(logits, FLOAT32)} if question["has_own"] else {}
+    own = {"logits": logits} if question["has_own"] else {}
     return {**own, "reference": logits}
 
 
@@ -119,7 +120,7 @@ def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any])
         lambda: _logits(publisher, question),
         source=None if source is None else torch.tensor(source),
         ids=torch.tensor(question["ids"]),
-        tolerance=REFERENCE,
+        tolerance=NEGLIGIBLE,
     )
 
 
@@ -128,6 +129,6 @@ LOGITS = Topic(
     questions=questions,
     ours=ours,
     theirs=theirs,
-    tolerance=REFERENCE,
+    tolerance=FLOAT32,
     explain=explain,
 )

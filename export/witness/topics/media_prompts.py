@@ -1,17 +1,27 @@
-"""Prompts with pictures or sounds: their token ids, and what a decoder writes after them."""
+"""Prompts with pictures or sounds: their token ids, and what a decoder writes after them.
 
+Log-probabilities of the first token tell apart vectors that lead to the same tokens.
+"""
+
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import torch
+
 from ortolan.export.witness import media
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.compare import Answer
+from ortolan.export.witness.compare import Answer, Rough
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.completions import NEW_TOKENS, greedy
 from ortolan.runtime.engine.pictures import FIRST
 from ortolan.runtime.errors import ChatTemplateError
+
+LIKELIEST = 8
+"""Tokens whose log-probabilities are compared."""
 
 KINDS = {"images": "image", "sounds": "audio"}
 """Keys of a part of a prompt, in transformers as in bundles."""
@@ -59,8 +69,11 @@ def ours(bundled: Bundled, question: Mapping[str, Any]) -> Answer:
     assert features is not None
     answer: Answer = {"prompt": [features.token if own >= FIRST else own for own in request.prompt]}
     if question["new_tokens"]:
-        done = model.generate(prompt, max_new_tokens=question["new_tokens"], ignore_eos=True)
+        done = model.generate(
+            prompt, max_new_tokens=question["new_tokens"], ignore_eos=True, logprobs=LIKELIEST
+        )
         answer["tokens"] = list(done.tokens)
+        answer["log-probabilities"] = np.array([own for _, own in done.logprobs[0].top])
     return answer
 
 
@@ -86,6 +99,12 @@ def theirs(publisher: Publisher, question: Mapping[str, Any]) -> Answer:
     answer: Answer = {"prompt": inputs["input_ids"][0].tolist()}
     if question["new_tokens"]:
         answer["tokens"] = greedy(publisher, inputs, question["new_tokens"])
+        with torch.inference_mode():
+            logits = publisher.model(**inputs, use_cache=False).logits[0, -1].float()
+        likeliest = logits.log_softmax(-1).topk(min(LIKELIEST, len(logits)))
+        images = getattr(processor, "image_processor", None)
+        is_exact = getattr(images, "backend", "pil") == "pil"  # torchvision resizes otherwise
+        answer["log-probabilities"] = Rough(likeliest.values.numpy(), 0.0 if is_exact else math.inf)
     return answer
 
 

@@ -13,6 +13,7 @@ from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
+from ortolan.export.witness.rounding import NEGLIGIBLE
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import MOST_TOKENS, kept, of_reference
 from ortolan.runtime.inputs.ids import TextIds
@@ -110,7 +111,7 @@ def explain(bundled: Bundled, publisher: Publisher, question: Mapping[str, Any])
         publisher,
         lambda: _numbers(publisher, question),
         source=torch.tensor(ids if types is None else [ids, types]),
-        tolerance=FLOAT32,
+        tolerance=NEGLIGIBLE,
     )
 
 

@@ -16,6 +16,11 @@ SAMPLING, CONTEXT = "recommended sampling", "tokens of a context"
 WINDOWS = "windows of the layers"
 """Probes are too short for most of them."""
 
+PLACEHOLDER = "placeholder of images or sounds"
+
+PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+"""Keys of a config that name it."""
+
 SAME_AT_ALL_LENGTHS = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies do not limit a context."""
 
@@ -42,6 +47,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
         names += ["start", "forced_first"]
     else:
         names += [CONTEXT, WINDOWS] if bundled.windows else [CONTEXT]
+        names += [PLACEHOLDER] if manifest.features else []
     return {name: name for name in names}
 
 
@@ -54,8 +60,10 @@ def ours(bundled: Bundled, name: str) -> Answer:
         return bundled.manifest.context_length
     if name == WINDOWS:
         return list(bundled.windows)
+    if name == PLACEHOLDER:
+        return bundled.manifest.features and bundled.manifest.features.token
     value = getattr(bundled.manifest.tokens, name)
-    return sorted(value) if isinstance(value, tuple) else value
+    return sorted(set(value)) if isinstance(value, tuple) else value
 
 
 def theirs(publisher: Publisher, name: str) -> Answer:
@@ -65,6 +73,9 @@ def theirs(publisher: Publisher, name: str) -> Answer:
         return _context(publisher)
     if name == WINDOWS:
         return _windows(publisher)
+    if name == PLACEHOLDER:
+        tokens = (getattr(publisher.config, key, None) for key in PLACEHOLDERS)
+        return next((token for token in tokens if token is not None), UNKNOWN)
     has_file = (publisher.folder / "generation_config.json").is_file()
     if name == SAMPLING:
         return _sampling(generation) if has_file else UNKNOWN

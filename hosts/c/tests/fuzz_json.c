@@ -1,11 +1,11 @@
 /* Read mutated copies of a document: fuzz_json FILE ROUNDS. Built with sanitizers, it stops at the
  * first read or write outside of memory. Prints how many copies were still JSON. Without arguments,
- * reads a document from standard input, and prints "valid" or the problem. */
+ * reads a document from standard input, and prints "valid" or the error. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "json.h"
+#include "internal.h"
 
 static uint64_t state = 1;
 
@@ -37,10 +37,11 @@ static size_t mutate(char *text, size_t size) {
 
 static int read_input(void) {
   static char text[1 << 20];
-  const char *problem;
-  size_t size = fread(text, 1, sizeof text, stdin), offset;
-  ortolan_json *document = ortolan_json_read(text, size, &problem, &offset);
-  puts(document != NULL ? "valid" : problem);
+  size_t size = fread(text, 1, sizeof text, stdin);
+  ortolan_json *document = ortolan_json_read(ORTOLAN_MANIFEST, "input", text, size);
+  ortolan_error error;
+  ortolan_done(document != NULL, &error);
+  puts(document != NULL ? "valid" : error.message);
   ortolan_json_free(document);
   return document == NULL;
 }
@@ -59,13 +60,12 @@ int main(int argc, char **argv) {
     size_t start = below(2) ? 0 : below(size), part = size - start;
     char *scratch = malloc(part);
     memcpy(scratch, original + start, part);
-    size_t left = round == 0 ? part : mutate(scratch, part), offset;
+    size_t left = round == 0 ? part : mutate(scratch, part);
     char *text = malloc(left);
     memcpy(text, scratch, left);
-    const char *problem;
-    ortolan_json *document = ortolan_json_read(text, left, &problem, &offset);
+    ortolan_json *document = ortolan_json_read(ORTOLAN_MANIFEST, "input", text, left);
     valid += document != NULL;
-    if (document == NULL && (problem == NULL || offset > left)) return 1;
+    if (document == NULL && ortolan_last_code() != ORTOLAN_MANIFEST) return 1;
     ortolan_json_free(document);
     free(text);
     free(scratch);

@@ -1,4 +1,7 @@
-"""Serves a folder at http://127.0.0.1:PORT, with the headers that threads in a page need."""
+"""Serves a folder with the headers that threads in a page need: serve.py FOLDER [PORT].
+
+Prints its address. Port 0 takes any that is free; without one, it is 8000.
+"""
 
 import functools
 import http.server
@@ -30,4 +33,6 @@ def server(folder: str, port: int = 0) -> http.server.ThreadingHTTPServer:
 
 if __name__ == "__main__":
     folder, *port = sys.argv[1:]
-    server(folder, int(port[0]) if port else 8000).serve_forever()
+    started = server(folder, int(port[0]) if port else 8000)
+    print(f"http://127.0.0.1:{started.server_port}", flush=True)
+    started.serve_forever()

@@ -1,18 +1,27 @@
 /** Checks of what callers pass. */
 
-import { check } from "./checks.js";
-import { ContextLengthError, InputError, TokenizerError } from "./errors.js";
+import { check, ContextLengthError, InputError, TokenizerError } from "./errors.js";
+
+const isObject = (value) => typeof value === "object" && value !== null;
 
 /** A value for an error, briefly. */
 export const shown = (value) => {
-  const text = typeof value === "string" ? JSON.stringify(value) : Array.isArray(value) ? `a list of ${value.length}` : String(value);
+  const text = typeof value === "string" ? JSON.stringify(value) : Array.isArray(value) ? `a list of ${value.length}` : isObject(value) ? Object.prototype.toString.call(value) : String(value);
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 };
 
-/** Refuse options with other names. */
+/** Options as an object; null means that one is left out, or all of them. */
+export function given(options) {
+  check(options == null || isObject(options), InputError, `Options must be an object (got ${shown(options)}).`);
+  return Object.fromEntries(Object.entries(options ?? {}).map(([name, value]) => [name, value ?? undefined]));
+}
+
+/** The same options, which may have no other names. */
 export function checkNames(options, names) {
-  const unknown = Object.keys(options).find((name) => !names.includes(name));
+  const all = given(options);
+  const unknown = Object.keys(all).find((name) => !names.includes(name));
   check(unknown === undefined, InputError, `Unknown option ${unknown}. Expected one of ${names.join(", ")}.`);
+  return all;
 }
 
 export function checkedCount(name, value, least = 1, most = Infinity) {
@@ -47,4 +56,14 @@ export function tokenizerOf({ text }, what) {
 /** Whether inputs are a list of inputs, rather than the ids of one. */
 export const isBatch = (inputs) => Array.isArray(inputs) && typeof inputs[0] !== "number" && typeof inputs[0] !== "bigint";
 
-export const asList = (inputs) => (isBatch(inputs) ? inputs : [inputs]);
+export const asList = (inputs) => (isBatch(inputs) ? Array.from(inputs) : [inputs]);
+
+export function checkedFunction(name, value) {
+  check(value === undefined || typeof value === "function", InputError, `${name} must be a function (got ${shown(value)}).`);
+  return value;
+}
+
+export function checkedSignal(signal) {
+  check(signal === undefined || typeof signal?.throwIfAborted === "function", InputError, `signal must be an AbortSignal (got ${shown(signal)}).`);
+  return signal;
+}

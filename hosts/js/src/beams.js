@@ -3,9 +3,8 @@
  * see ortolan/runtime/generation/beam_search.py. Ties: the lower beam wins, then the lower id.
  */
 
-import { checkedCount, shown } from "./arguments.js";
-import { check } from "./checks.js";
-import { InputError, NumericError } from "./errors.js";
+import { checkedCount, checkedSignal, shown } from "./arguments.js";
+import { check, InputError, NumericError } from "./errors.js";
 import { readLimit } from "./generation.js";
 import { highest } from "./sampling.js";
 
@@ -17,33 +16,18 @@ const ENDED = -1e9;
 const MOST_BEAMS = 64;
 const MOST_PENALTY = 10;
 
-/** Options of a beam search, and their defaults. */
-const DEFAULTS = { beams: 1, nBest: 1, lengthPenalty: 1, earlyStopping: false };
-
 /** Split off and check the options of a beam search. Returns them, and the other options. */
-export function readBeams(options) {
-  const others = { ...options };
-  const own = { ...DEFAULTS };
-  for (const name of Object.keys(DEFAULTS)) {
-    own[name] = options[name] ?? own[name];
-    delete others[name];
-  }
-  const { beams, nBest, lengthPenalty: penalty, earlyStopping } = own;
+export function readBeams({ beams = 1, nBest = 1, lengthPenalty: penalty = 1, earlyStopping = false, ...others }) {
   checkedCount("beams", beams, 1, MOST_BEAMS);
-  const isPenalty = Number.isFinite(penalty) && Math.abs(penalty) <= MOST_PENALTY;
-  check(isPenalty, InputError, `lengthPenalty must be a number from -${MOST_PENALTY} to ${MOST_PENALTY} (got ${shown(penalty)}).`);
-  const isWay = [true, false, "never"].includes(earlyStopping);
-  check(isWay, InputError, `earlyStopping must be true, false or "never" (got ${shown(earlyStopping)}).`);
-  if (beams === 1) {
-    const other = Object.keys(DEFAULTS).find((name) => own[name] !== DEFAULTS[name]);
-    check(!other, InputError, `${other} needs a beam search. Set beams above 1, or leave it out.`);
-    return { own, others };
-  }
-  checkedCount("nBest", nBest, 1, beams);
+  check(Number.isFinite(penalty) && Math.abs(penalty) <= MOST_PENALTY, InputError, `lengthPenalty must be a number from -${MOST_PENALTY} to ${MOST_PENALTY} (got ${shown(penalty)}).`);
+  check([true, false, "never"].includes(earlyStopping), InputError, `earlyStopping must be true, false or "never" (got ${shown(earlyStopping)}).`);
+  const isSearch = beams > 1;
+  const surplus = nBest !== 1 ? "nBest" : penalty !== 1 ? "lengthPenalty" : earlyStopping && "earlyStopping";
+  check(isSearch || !surplus, InputError, `${surplus} needs a beam search. Set beams above 1, or leave it out.`);
+  if (isSearch) checkedCount("nBest", nBest, 1, beams);
   const other = Object.keys(others).find((name) => !["maxNewTokens", "signal"].includes(name));
-  const alone = `${other} does not apply to a beam search, which finds the most probable sequence. Leave it out, or set beams to 1.`;
-  check(!other, InputError, alone);
-  return { own, others };
+  check(!isSearch || !other, InputError, `${other} does not apply to a beam search, which finds the most probable sequence. Leave it out, or set beams to 1.`);
+  return { own: { beams, nBest, lengthPenalty: penalty, earlyStopping }, others };
 }
 
 /** Search the best sequences after a start token; `start` makes the sequence with a row for each beam. */
@@ -52,7 +36,7 @@ export async function searched(model, options, settings, constraints, startToken
   const limit = readLimit(model.manifest, 1, options.maxNewTokens);
   const search = new Search(settings, { limit, eos, constraints });
   const clock = performance.now();
-  options.signal?.throwIfAborted();
+  checkedSignal(options.signal)?.throwIfAborted();
   const sequence = await start(settings.beams);
   try {
     let next = Array(settings.beams).fill(startToken);
@@ -167,8 +151,7 @@ class Search {
 /** Log-probabilities and the score so far, float32 as in transformers. */
 function logProbabilities(row, score, excluded, length) {
   const most = row[highest(row)];
-  const message = `The logits of step ${length + 1} are not finite: the model overflows. Verify the bundle on this device.`;
-  check(Number.isFinite(most), NumericError, message);
+  check(Number.isFinite(most), NumericError, `The logits of step ${length + 1} are not finite: the model overflows. Verify the bundle on this device.`);
   const shifted = row.map((value) => value - most);
   const sum = f32(Math.log(f32(shifted.reduce((total, value) => total + f32(Math.exp(value)), 0))));
   const scores = shifted.map((value) => f32(value - sum) + score);

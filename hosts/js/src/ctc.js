@@ -3,9 +3,8 @@
  * ortolan/runtime/transcription/ctc.py.
  */
 
-import { checkNames } from "./arguments.js";
-import { check } from "./checks.js";
-import { ContextLengthError, TokenizerError } from "./errors.js";
+import { checkedSignal, checkNames } from "./arguments.js";
+import { check, ContextLengthError, TokenizerError } from "./errors.js";
 import { highest, logSumExp } from "./sampling.js";
 import { readSamples, waveOf } from "./sounds.js";
 import { transcript } from "./transcription.js";
@@ -18,14 +17,14 @@ const PAUSE = 0.5;
 
 /** Transcribe a whole sound; `compute` returns the logits of a wave. */
 export async function transcribeCtc(sound, { source, output, tokens }, compute, options) {
-  checkNames(options, ["rate", "signal"]);
+  const { rate, signal } = checkNames(options, ["rate", "signal"]);
   const { labels: texts = [] } = output;
-  const unknown = "The checkpoint of this bundle had no vocab.json, so the symbols of its logits are not known. Call logits, or export it again with the file.";
-  check(texts.length && tokens.pad != null, TokenizerError, unknown);
-  const samples = readSamples(sound, source, options.rate);
+  check(texts.length && tokens.pad != null, TokenizerError, "The checkpoint of this bundle had no vocab.json, so the symbols of its logits are not known. Call logits, or export it again with the file.");
+  const samples = readSamples(sound, source, rate);
   const vectors = [];
+  checkedSignal(signal);
   for (const { read, counts } of windows(samples.length, source)) {
-    options.signal?.throwIfAborted();
+    signal?.throwIfAborted();
     const rows = await compute(waveOf(samples.subarray(...read), source));
     vectors.push(...rows.slice(...counts).map((row) => ({ symbol: highest(row), logprob: row[highest(row)] - logSumExp(row) })));
   }

@@ -1,8 +1,7 @@
 /** A decoder, which generates text. Its types and options are described in index.d.ts. */
 
-import { checkedIds, tokenizerOf } from "./arguments.js";
-import { check } from "./checks.js";
-import { InputError } from "./errors.js";
+import { checkedFunction, checkedIds, checkNames, tokenizerOf } from "./arguments.js";
+import { check, InputError } from "./errors.js";
 import { completed, generated, readRequest } from "./generation.js";
 import { Model } from "./model.js";
 import { verify } from "./verify.js";
@@ -18,7 +17,7 @@ export class Decoder extends Model {
     this.#certificate = new Map(names.map((name) => [name, contents.get(name)]));
   }
 
-  async *stream(prompt, options = {}) {
+  async *stream(prompt, options) {
     const isConversation = isChat(prompt);
     const ids = this.#ids(prompt);
     // the end of a turn ends the answer, even where the manifest does not say so
@@ -27,7 +26,7 @@ export class Decoder extends Model {
     return yield* generated(request, () => this.engine.sequence());
   }
 
-  generate(prompt, options = {}) {
+  generate(prompt, options) {
     return completed(this.stream(prompt, options));
   }
 
@@ -35,14 +34,16 @@ export class Decoder extends Model {
     return this.logitsOf(ids, onRow, () => this.engine.sequence());
   }
 
-  verify(options) {
-    return verify(this, this.#certificate, options);
+  async verify(options) {
+    const { onProgress } = checkNames(options, ["onProgress"]);
+    return verify(this, this.#certificate, checkedFunction("onProgress", onProgress));
   }
 
   #ids(prompt) {
-    if (isChat(prompt)) return tokenizerOf(this, "messages").chat(prompt);
-    const ids = typeof prompt === "string" ? tokenizerOf(this, "prompt").encode(prompt) : checkedIds(prompt, this.manifest.vocab_size, "prompt");
-    const { bos } = this.manifest.tokens;
+    const { vocab_size: size, tokens } = this.manifest;
+    const chat = isChat(prompt) && tokenizerOf(this, "messages").chat(prompt);
+    const ids = chat || (typeof prompt === "string" ? tokenizerOf(this, "prompt").encode(prompt) : checkedIds(prompt, size, "prompt"));
+    const { bos } = tokens;
     check(ids.length || bos != null, InputError, "The prompt is empty, and this model has no BOS token to start from. Pass at least one token.");
     return ids.length ? ids : [bos];
   }

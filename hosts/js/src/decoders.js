@@ -34,13 +34,9 @@ function unspelled(entries) {
 /** Remove up to a number of characters from the ends of an entry. */
 function stripped({ content, start, stop }, entry) {
   const chars = Array.from(entry);
-  const count = (all, most) => {
-    const other = all.findIndex((char) => char !== content);
-    return Math.min(other < 0 ? all.length : other, most);
-  };
-  const first = count(chars, start);
-  const last = chars.length - count(chars.toReversed(), stop);
-  return chars.slice(first, Math.max(first, last)).join("");
+  for (let count = 0; count < start && chars[0] === content; count++) chars.shift();
+  for (let count = 0; count < stop && chars.at(-1) === content; count++) chars.pop();
+  return chars.join("");
 }
 
 const DECODERS = {

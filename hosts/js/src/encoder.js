@@ -1,8 +1,7 @@
 /** An encoder of texts, images or sounds. Its types and options are described in index.d.ts. */
 
-import { asList, checkedCount, checkedFlag, checkNames, shown, tokenizerOf } from "./arguments.js";
-import { check } from "./checks.js";
-import { BundleKindError, GraphError, InputError, NumericError, TokenizerError } from "./errors.js";
+import { asList, checkedCount, checkedFlag, checkNames, given, shown, tokenizerOf } from "./arguments.js";
+import { check, BundleKindError, InputError, NumericError, TokenizerError } from "./errors.js";
 import { forEachInput } from "./generation.js";
 import { classification, distinct, SCORES, scoresOf, sentences } from "./labels.js";
 import { Model } from "./model.js";
@@ -38,7 +37,6 @@ const OUTPUTS = {
 export class Encoder extends Model {
   static kind = "encoder";
   #reader;
-
   #texts;
 
   constructor(engine, contents, parts = {}) {
@@ -57,47 +55,41 @@ export class Encoder extends Model {
     await Promise.all([super.dispose(), this.#texts?.dispose()]);
   }
 
-  async embed(inputs, options = {}) {
-    checkNames(options, ["prompt", "truncate"]);
+  async embed(inputs, options) {
+    const { prompt, ...others } = given(options);
     this.#expect(["embedding"], "embed", "an encoder of embeddings");
-    return (await this.#run(this.#prompted(inputs, options.prompt), options)).map(([row]) => row);
+    return (await this.#run(this.#prompted(inputs, prompt), others)).map(([row]) => row);
   }
 
-  async states(inputs, options = {}) {
-    checkNames(options, ["truncate"]);
+  async states(inputs, options) {
     this.#expect(["states"], "states", "an encoder without a head");
     return this.#run(inputs, options);
   }
 
-  async logits(inputs, options = {}) {
-    checkNames(options, ["truncate"]);
+  async logits(inputs, options) {
     this.#expect(["logits", "ctc"], "logits", "an encoder with a language model's head, or one of sounds with CTC");
     return this.#run(inputs, options);
   }
 
-  async classify(inputs, options = {}) {
-    checkNames(options, ["truncate"]);
+  async classify(inputs, options) {
     this.#expect(["labels", "tags", "scores"], "classify", "an encoder with labels");
     const { kind, labels: names } = this.manifest.output;
     const labels = distinct(names);
-    const rows = await this.#run(inputs, options);
-    return rows.map(([row]) => classification(scoresOf(row, SCORES[kind]), labels, kind !== "scores"));
+    return (await this.#run(inputs, options)).map(([row]) => classification(scoresOf(row, SCORES[kind]), labels, kind !== "scores"));
   }
 
-  async classifyAs(inputs, labels, options = {}) {
-    checkNames(options, ["multiLabel", "template", "truncate"]);
-    const { multiLabel = false, template, truncate } = options;
-    if (this.#texts) return this.#compared(inputs, labels, options);
+  async classifyAs(inputs, labels, options) {
+    const { multiLabel = false, template, ...others } = given(options);
+    if (this.#texts) return this.#compared(inputs, labels, multiLabel, template, others);
     const { kind, labels: own = [] } = this.manifest.output;
     // the entailment label is found by its name
     const entailment = own.findIndex((label) => label.toLowerCase().startsWith("entail"));
-    const isTrained = kind === "labels" && entailment >= 0 && own.length > 1;
-    this.#expect(isTrained ? [kind] : [], "classifyAs", "a classifier with an entailment label, or encoders of images and of texts");
+    this.#expect(kind === "labels" && entailment >= 0 && own.length > 1 ? [kind] : [], "classifyAs", "a classifier with an entailment label, or encoders of images and of texts");
     const hypotheses = sentences(labels, template ?? TEMPLATE);
     const texts = asList(inputs);
     const other = texts.find((text) => typeof text !== "string");
     check(other === undefined, InputError, `Scoring your own labels needs texts, not ids or images (got ${shown(other)}).`);
-    const rows = await this.#run(texts.flatMap((text) => hypotheses.map((hypothesis) => [text, hypothesis])), { truncate });
+    const rows = await this.#run(texts.flatMap((text) => hypotheses.map((hypothesis) => [text, hypothesis])), others);
     const isAlone = checkedFlag("multiLabel", multiLabel) || labels.length === 1;
     const against = entailment === 0 ? own.length - 1 : 0;
     return texts.map((_, index) => {
@@ -108,12 +100,11 @@ export class Encoder extends Model {
   }
 
   /** Compare images with the sentences of labels. */
-  async #compared(inputs, labels, { multiLabel = false, template = IMAGE_TEMPLATE, truncate = false }) {
+  async #compared(inputs, labels, multiLabel, template = IMAGE_TEMPLATE, options) {
     const { scale, bias, scores } = this.manifest.texts;
     const isSum = checkedFlag("multiLabel", multiLabel) && scores === "softmax";
-    const only = "multiLabel: this model only says which label fits an image best, so its scores always add up to 1. Leave it out.";
-    check(!isSum, InputError, only);
-    const vectors = await this.#texts.embed(sentences(labels, template), { truncate });
+    check(!isSum, InputError, "multiLabel: this model only says which label fits an image best, so its scores always add up to 1. Leave it out.");
+    const vectors = await this.#texts.embed(sentences(labels, template), options);
     const rows = await this.#run(inputs);
     return rows.map(([row]) => {
       const logits = vectors.map((vector) => vector.reduce((sum, value, index) => sum + value * row[index], 0) * scale + bias);
@@ -122,27 +113,25 @@ export class Encoder extends Model {
     });
   }
 
-  async classifyTokens(inputs, options = {}) {
-    checkNames(options, ["aggregation", "truncate"]);
+  async classifyTokens(inputs, options) {
+    const { aggregation = "simple", ...others } = given(options);
     this.#expect(["token_labels"], "classifyTokens", "labels for each token");
-    const { aggregation = "simple", truncate } = options;
     check(AGGREGATIONS.includes(aggregation), InputError, `aggregation must be one of ${AGGREGATIONS.join(", ")} (got ${shown(aggregation)}).`);
-    const read = this.#read(inputs, (value) => this.#reader.readText(value, { truncate }));
+    const read = this.#read(inputs, (value) => this.#reader.readText(value, others));
     const rows = await this.#outputs(read);
     return read.map((one, index) =>
       entitiesOf(one, rows[index], this.manifest.output.labels, aggregation, (token) => this.text.continuesWord(one.text, token)),
     );
   }
 
-  async answer(question, context, options = {}) {
-    checkNames(options, ["maxAnswerTokens", "stride", "allowNone"]);
+  async answer(question, context, options) {
+    const own = checkNames(options, ["maxAnswerTokens", "stride", "allowNone"]);
     this.#expect(["spans"], "answer", "a model for question answering");
     for (const [name, text] of Object.entries({ question, context })) {
-      const isText = typeof text === "string" && text.trim();
-      check(isText, InputError, `${name} must be a text that is not empty (got ${shown(text)}).`);
+      check(typeof text === "string" && text.trim(), InputError, `${name} must be a text that is not empty (got ${shown(text)}).`);
     }
     const maxTokens = Math.min(WINDOW, this.#reader.maxTokens);
-    const { maxAnswerTokens = 15, stride = Math.min(maxTokens >> 1, STRIDE), allowNone = false } = options;
+    const { maxAnswerTokens = 15, stride = Math.min(maxTokens >> 1, STRIDE), allowNone = false } = own;
     checkedCount("maxAnswerTokens", maxAnswerTokens);
     checkedCount("stride", stride, 0);
     checkedFlag("allowNone", allowNone);
@@ -150,15 +139,14 @@ export class Encoder extends Model {
     return bestAnswer(context, windows, await this.#outputs(windows), maxAnswerTokens, allowNone);
   }
 
-  async fill(text, options = {}) {
-    checkNames(options, ["top"]);
+  async fill(text, options) {
+    const { top = 5 } = checkNames(options, ["top"]);
     this.#expect(["logits"], "fill", "an encoder with a language model's head");
     check(typeof text === "string", InputError, `fill needs a text with a blank (got ${shown(text)}).`);
     const tokenizer = tokenizerOf(this, "text");
-    const top = checkedCount("top", options.top ?? 5);
+    checkedCount("top", top);
     const blank = MASKS.find((mask) => tokenizer.addedToken(mask) !== undefined);
-    const none = `The tokenizer has no token for blanks, which is one of the tokens ${MASKS.join(", ")}. Use a model that was trained to fill blanks.`;
-    check(blank, TokenizerError, none);
+    check(blank, TokenizerError, `The tokenizer has no token for blanks, which is one of the tokens ${MASKS.join(", ")}. Use a model that was trained to fill blanks.`);
     const input = this.#reader.read(text);
     const ids = input.tokens.map(({ id }) => id);
     const places = ids.flatMap((id, place) => (id === tokenizer.addedToken(blank) ? [place] : []));
@@ -173,7 +161,7 @@ export class Encoder extends Model {
     return { text: tokenizer.decode(ids), blanks };
   }
 
-  async transcribe(sound, options = {}) {
+  async transcribe(sound, options) {
     this.#expect(["ctc"], "transcribe", "a bundle that turns sounds into text");
     const compute = async (values) => (await this.#outputs([{ values, length: 1 }]))[0];
     return forEachInput(sound, (one) => transcribeCtc(one, this.manifest, compute, options));
@@ -193,17 +181,15 @@ export class Encoder extends Model {
     const chosen = name ?? usual;
     if (!chosen) return inputs;
     const names = Object.keys(prompts).sort().join(", ") || "none";
-    const other = `The model has no prompt ${shown(chosen)}. Its prompts: ${names}. Put any other text before the input yourself.`;
-    check(Object.hasOwn(prompts, chosen), InputError, other);
+    check(Object.hasOwn(prompts, chosen), InputError, `The model has no prompt ${shown(chosen)}. Its prompts: ${names}. Put any other text before the input yourself.`);
     const batch = asList(inputs);
-    const areTexts = !name || batch.every((input) => typeof input === "string");
-    check(areTexts, InputError, "prompt applies to text, not to token ids. Leave it out, or pass text.");
+    check(!name || batch.every((input) => typeof input === "string"), InputError, "prompt applies to text, not to token ids. Leave it out, or pass text.");
     return batch.map((input) => (typeof input === "string" ? prompts[chosen] + input : input));
   }
 
   /** Outputs of inputs, in their order: a list of rows for each. */
-  #run(inputs, { truncate } = {}) {
-    return this.#outputs(this.#read(inputs, (value) => this.#reader.read(value, { truncate })));
+  #run(inputs, options) {
+    return this.#outputs(this.#read(inputs, (value) => this.#reader.read(value, options)));
   }
 
   #read(inputs, read) {
@@ -221,19 +207,21 @@ export class Encoder extends Model {
   async #outputs(inputs) {
     const results = [];
     for (const batch of batches(inputs.map(({ length }) => length), this.#reader.isAlone ? 1 : MOST_ROWS)) {
-      const rows = await this.#encoded(batch.map((index) => inputs[index]));
-      batch.forEach((index, row) => (results[index] = this.#finite(rows[row], index)));
+      const all = await this.#encoded(batch.map((index) => inputs[index]));
+      for (const [at, index] of batch.entries()) {
+        const isFinite = all[at].every((row) => row.every(Number.isFinite));
+        check(isFinite, NumericError, `input ${index}: the output is not finite. Verify the bundle with Python.`);
+        results[index] = all[at];
+      }
     }
     return results;
   }
 
   /** Outputs of a batch by one call of the graph, without padding. */
   async #encoded(inputs) {
-    const { output } = await this.engine.run("encoder", this.#reader.feeds(inputs, this.engine));
-    const { size, kind } = this.manifest.output;
+    const { output } = await this.engine.run("encoder", this.#reader.feeds(inputs, this.engine), { batch: inputs.length });
+    const { size } = this.manifest.output;
     const { dims } = output;
-    const isRight = dims[0] === inputs.length && dims.at(-1) === size && (dims.length === 2 || dims.length === 3);
-    check(isRight, GraphError, `The encoder returned an array (${dims}) for ${inputs.length} inputs. The manifest declares ${size} values of ${kind}. Export the checkpoint again.`);
     const values = await output.getData();
     output.dispose();
     const tokens = dims.length === 3 ? dims[1] : 1;
@@ -243,12 +231,6 @@ export class Encoder extends Model {
         return values.slice(start, start + size);
       }),
     );
-  }
-
-  #finite(rows, index) {
-    const isFinite = rows.every((row) => row.every(Number.isFinite));
-    check(isFinite, NumericError, `input ${index}: the output is not finite. Verify the bundle with Python.`);
-    return rows;
   }
 }
 

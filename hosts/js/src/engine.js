@@ -1,19 +1,19 @@
 /**
  * The graphs of a bundle as sessions of ONNX Runtime, and the states of sequences.
  *
- * Every call gives the past states to the graph and takes their next values. There are no shared
- * buffers in WebAssembly, so a cache is exactly as long as its text, unless the graph writes to slots
- * (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
+ * Every call gives the past states to the graph and takes their next values. In WebAssembly, a cache stays in
+ * the heap, and the graph writes into it. Elsewhere, it is exactly as long as its text, unless the graph writes
+ * to slots (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
  */
 
-import { check, failure, forBrowsers } from "./checks.js";
-import { ComputeError, DeviceError, InputError, NumericError } from "./errors.js";
-import { checkHeap, withHeap } from "./heap.js";
+import { check, failure, forBrowsers, ComputeError, DeviceError, InputError, NumericError } from "./errors.js";
+import { checkOutput, checkOutputs, outputsOf } from "./graphs.js";
+import { checkHeap, heapOf, HeapTensor, withHeap } from "./heap.js";
 
 /** Most new tokens of a call. */
 const CHUNK = 128;
 
-/** Fewest slots of a cache that a graph writes to. */
+/** Fewest slots of a cache that is longer than its text. */
 const SLOTS = 64;
 
 /** Tokens that a GPU computes in one call and in short ones, to compare them. */
@@ -43,8 +43,12 @@ export class Engine {
     const engine = new Engine(ort, device, manifest);
     try {
       for (const [role, { file }] of Object.entries(manifest.graphs)) {
-        if (contents.has(file)) engine.#sessions.set(role, await openSession(engine, role, file, contents, folder));
+        if (!contents.has(file)) continue;
+        const [session, outputs] = [await openSession(engine, role, file, contents, folder), outputsOf(role, manifest)];
+        engine.#sessions.set(role, { session, file, outputs });
+        checkOutputs(file, role, outputs, session.outputMetadata);
       }
+      engine.heap = device === "wasm" ? heapOf(ort) : null;
       if (device === "webgpu" && manifest.kind === "decoder") await limitChunk(engine);
       return engine;
     } catch (error) {
@@ -62,8 +66,16 @@ export class Engine {
     return new this.ort.Tensor(type, data, dims);
   }
 
-  /** Compute the outputs of a graph. */
-  run(role, feeds, what = "") {
+  /** A tensor of a state, in the heap unless the graph replaces it. */
+  state(update, data, dims) {
+    return this.heap && update !== "replace" ? new HeapTensor(this.heap, data, dims) : this.tensor("float32", data, dims);
+  }
+
+  /**
+   * Compute the outputs of a graph, which are checked; `sizes` has those that are known by their words in shapes.
+   * Outputs in `shared` are written to a tensor in the heap.
+   */
+  run(role, feeds, sizes, { shared = new Map(), what = "" } = {}) {
     const call = this.#last.then(async () => {
       // a call in WebAssembly ends before it returns, so promises alone would starve all else
       if (performance.now() - this.#rested > TURN) {
@@ -71,11 +83,18 @@ export class Engine {
         this.#rested = performance.now();
       }
       this.checkOpen();
+      const { session, file, outputs: expected } = this.#sessions.get(role);
+      let outputs = {};
       try {
-        const outputs = await this.#sessions.get(role).run(feeds);
-        checkHeap();
+        const places = Array.from(expected.keys(), (name) => [name, shared.get(name)?.stub ?? null]);
+        outputs = await session.run(feeds, Object.fromEntries(places));
+        checkHeap(this.ort);
+        for (const [name, { type, dims }] of Object.entries(outputs)) {
+          if (!shared.has(name)) checkOutput(file, name, expected.get(name).map((size) => sizes[size] ?? size), type, dims);
+        }
         return outputs;
       } catch (cause) {
+        Object.values(outputs).forEach((tensor) => tensor.dispose());
         throw failure(cause, ComputeError, `${this.device} failed${what}`, forBrowsers(this.manifest, this.device));
       }
     });
@@ -116,7 +135,7 @@ export class Engine {
     for (const free of this.#held) free();
     const sessions = [...this.#sessions.values()];
     this.#sessions.clear();
-    await Promise.all(sessions.map((session) => session.release()));
+    await Promise.all(sessions.map(({ session }) => session.release()));
   }
 }
 
@@ -150,14 +169,13 @@ async function openSession({ ort, device, manifest }, role, file, contents, fold
     if (device === "cpu") {
       // the user's own values win
       for (const [name, value] of Object.entries(environment)) process.env[name] ??= value;
-      graph = (await import("node:path")).join(folder, file);
+      graph = `${folder}/${file}`;
     } else {
       options.externalData = manifest.weights.map((name) => ({ path: name, data: contents.get(name) }));
     }
-    return await withHeap(() => ort.InferenceSession.create(graph, options));
+    return await withHeap(ort, () => ort.InferenceSession.create(graph, options));
   } catch (cause) {
-    const advice = forBrowsers(manifest, device);
-    throw failure(cause, DeviceError, `${file} cannot be opened on ${device}`, advice);
+    throw failure(cause, DeviceError, `${file} cannot be opened on ${device}`, forBrowsers(manifest, device));
   }
 }
 
@@ -197,12 +215,13 @@ class Sequence {
   constructor(engine, { rows = 1, source = null } = {}) {
     [this.#engine, this.#source] = [engine, source];
     this.#states = new Map(source?.states);
-    for (const { input, shape, dtype } of this.#own) {
-      const dims = shape.map((size) => ({ batch: rows, capacity: 0 })[size] ?? size);
-      this.#states.set(input, engine.tensor(dtype, new Float32Array(product(dims)), dims));
-    }
     this.#free = engine.hold(this.#states);
     dropped.register(this, this.#free, this);
+    if (engine.heap) for (const [input, { data, dims }] of this.#states) this.#put(input, engine.state("source", data, dims));
+    for (const { input, shape, update } of this.#own) {
+      const dims = shape.map((size) => ({ batch: rows, capacity: 0 })[size] ?? size);
+      this.#put(input, engine.state(update, new Float32Array(product(dims)), dims));
+    }
   }
 
   /** States that the sequence changes. */
@@ -221,8 +240,7 @@ class Sequence {
       rows.forEach((row, index) => onRow?.(row, before + index));
       logits = rows.at(-1);
     }
-    const finite = `Logits are not finite after ${this.#length} tokens. Verify the bundle.`;
-    check(Number.isFinite(logits[0]), NumericError, finite);
+    check(Number.isFinite(logits[0]), NumericError, `Logits are not finite after ${this.#length} tokens. Verify the bundle.`);
     return logits;
   }
 
@@ -234,10 +252,7 @@ class Sequence {
   /** Continue each row from one of the rows so far. */
   async reorder(parents) {
     if (parents.every((parent, row) => parent === row)) return;
-    for (const { input, shape } of this.#own) {
-      const [tensor, axis] = [this.#states.get(input), shape.indexOf("batch")];
-      await this.#put(input, await moved(this.#engine, tensor, axis, parents, tensor.dims[axis]));
-    }
+    for (const state of this.#own) await this.#move(state, "batch", parents);
   }
 
   end() {
@@ -252,6 +267,7 @@ class Sequence {
     const total = this.#length + rows[0].length;
     await this.#slide();
     await this.#reserve(total);
+    const shared = new Map(this.#own.map(({ input, output }) => [output, this.#states.get(input)]).filter(([, { stub }]) => stub));
     const positions = rows.flatMap((row) => row.slice(first).map((_, index) => first + index));
     const count = positions.length / rows.length;
     const outputs = await engine.run(
@@ -265,13 +281,14 @@ class Sequence {
           window_starts: engine.tensor("int32", rows.map(() => this.#start), [rows.length]),
         }),
         ...(this.#source && { source_lengths: engine.tensor("int32", this.#source.lengths, [this.#source.lengths.length]) }),
-        ...Object.fromEntries(this.#states),
+        ...Object.fromEntries(Array.from(this.#states, ([input, tensor]) => [input, tensor.stub ?? tensor])),
       },
-      ` after ${this.#length} tokens`,
+      { batch: rows.length, rows: count },
+      { shared, what: ` after ${this.#length} tokens` },
     );
     if (engine.isClosed) Object.values(outputs).forEach((tensor) => tensor.dispose());
     engine.checkOpen(); // it may have been closed meanwhile
-    for (const { input, output } of this.#own) this.#put(input, outputs[output]);
+    for (const { input, output } of this.#own) if (!shared.has(output)) this.#put(input, outputs[output]);
     this.#length = total;
     const logits = await outputs.logits.getData();
     outputs.hidden_states?.dispose();
@@ -285,48 +302,50 @@ class Sequence {
 
   /** Drop tokens that no window reaches any more, many at once, since that copies the others. */
   async #slide() {
+    if (this.#engine.device === "webgpu") return; // its kernels read caches that were cut wrongly
     const windows = this.#own.map(({ window }) => window ?? 0);
     const kept = Math.max(0, ...windows) - 1;
     const dropped = this.#length - this.#start - kept;
     if (kept < 0 || dropped < Math.max(kept, CHUNK)) return;
-    for (const { input, shape, window } of this.#own) {
-      if (!window) continue;
-      const [tensor, axis] = [this.#states.get(input), shape.indexOf("capacity")];
-      const size = this.#engine.manifest.host.cache === "slots" ? tensor.dims[axis] : kept;
-      const slots = Array.from({ length: kept }, (_, slot) => dropped + slot);
-      this.#put(input, await moved(this.#engine, tensor, axis, slots, size));
-    }
+    const slots = Array.from({ length: kept }, (_, slot) => dropped + slot);
+    for (const state of this.#own) if (state.window) await this.#move(state, "capacity", slots, this.#hasSlots ? undefined : kept);
     this.#start += dropped;
+  }
+
+  /** Whether caches may be longer than their text. */
+  get #hasSlots() {
+    return this.#engine.heap || this.#engine.manifest.host.cache === "slots";
   }
 
   /** Make room for this many tokens where the graph writes to slots. */
   async #reserve(total) {
-    const { manifest } = this.#engine;
-    if (manifest.host.cache !== "slots") return;
-    for (const { input, shape, window } of this.#own) {
-      const [tensor, axis] = [this.#states.get(input), shape.indexOf("capacity")];
-      const needed = window ? total - this.#start : total;
-      if (axis < 0 || needed <= tensor.dims[axis]) continue;
-      const size = Math.min(Math.max(needed, 2 * tensor.dims[axis], SLOTS), manifest.context_length);
-      this.#put(input, await moved(this.#engine, tensor, axis, [...Array(tensor.dims[axis]).keys()], size));
+    if (!this.#hasSlots) return;
+    for (const state of this.#own) {
+      const count = this.#states.get(state.input).dims[state.shape.indexOf("capacity")];
+      const needed = state.window ? total - this.#start : total;
+      if (!(needed > count)) continue;
+      const size = Math.min(Math.max(needed, 2 * count, SLOTS), this.#engine.manifest.context_length);
+      await this.#move(state, "capacity", [...Array(count).keys()], size);
     }
   }
-}
 
-/** A float32 tensor with some slots of an axis of another, then zeros up to `size`. */
-async function moved(engine, tensor, axis, slots, size) {
-  const { dims } = tensor;
-  const inner = product(dims.slice(axis + 1));
-  const outer = product(dims.slice(0, axis));
-  const old = await tensor.getData();
-  const data = new Float32Array(outer * size * inner);
-  for (let row = 0; row < outer; row++) {
-    slots.forEach((slot, index) => {
-      const from = (row * dims[axis] + slot) * inner;
-      data.set(old.subarray(from, from + inner), (row * size + index) * inner);
-    });
+  /** Keep some slots of an axis of a state, in this order, then zeros up to `size`, by default as many as before. */
+  async #move({ input, shape, update }, word, slots, size) {
+    const [tensor, axis] = [this.#states.get(input), shape.indexOf(word)];
+    const { dims } = tensor;
+    const inner = product(dims.slice(axis + 1));
+    const outer = product(dims.slice(0, axis));
+    const all = dims.with(axis, size ?? dims[axis]);
+    const old = await tensor.getData();
+    const data = new Float32Array(product(all));
+    for (let row = 0; row < outer; row++) {
+      slots.forEach((slot, index) => {
+        const from = (row * dims[axis] + slot) * inner;
+        data.set(old.subarray(from, from + inner), (row * all[axis] + index) * inner);
+      });
+    }
+    this.#put(input, this.#engine.state(update, data, all));
   }
-  return engine.tensor("float32", data, dims.with(axis, size));
 }
 
 const product = (sizes) => sizes.reduce((a, b) => a * b, 1);

@@ -1,7 +1,6 @@
 /** Where the files of a bundle come from: a URL, `File` objects, or a folder in Node. */
 
-import { check } from "./checks.js";
-import { BundleError } from "./errors.js";
+import { BundleError, check } from "./errors.js";
 
 const CACHE = "ortolan-bundles";
 
@@ -10,11 +9,10 @@ export function urlFiles(base) {
   const openCache = async () => (globalThis.caches ? caches.open(CACHE) : null);
   const keyOf = (name, sha256) => new Request(new URL(`?sha256=${sha256}`, new URL(name, folder)));
   return {
-    async read(name, { sha256, onBytes = () => {} } = {}) {
+    async read(name, { sha256, onBytes } = {}) {
       const cache = sha256 ? await openCache() : null;
       const kept = await cache?.match(keyOf(name, sha256));
-      const response = kept ?? (await fetched(new URL(name, folder)));
-      const bytes = await collected(response, onBytes);
+      const bytes = await collected(kept ?? (await fetched(new URL(name, folder))), onBytes);
       // the cache may be full
       if (cache && !kept) await cache.put(keyOf(name, sha256), new Response(bytes)).catch(() => {});
       return bytes;
@@ -28,23 +26,18 @@ export function urlFiles(base) {
 export function chosenFiles(files) {
   const byName = new Map(Array.from(files, (file) => [file.name, file]));
   return {
-    async read(name, { onBytes = () => {} } = {}) {
+    async read(name) {
       check(byName.has(name), BundleError, `${name} is missing. Choose all files of the bundle.`);
-      const bytes = new Uint8Array(await byName.get(name).arrayBuffer());
-      onBytes(bytes.length);
-      return bytes;
+      return new Uint8Array(await byName.get(name).arrayBuffer());
     },
   };
 }
 
 export function folderFiles(folder) {
   return {
-    async read(name, { onBytes = () => {} } = {}) {
+    async read(name) {
       const { readFile } = await import("node:fs/promises");
-      const { join } = await import("node:path");
-      const bytes = new Uint8Array(await readFile(join(folder, name)));
-      onBytes(bytes.length);
-      return bytes;
+      return new Uint8Array(await readFile(`${folder}/${name}`));
     },
     folder,
   };
@@ -58,12 +51,11 @@ async function fetched(url) {
   return response;
 }
 
+/** The bytes of a response; `onBytes` gets the number of each part. */
 async function collected(response, onBytes) {
-  const counter = new TransformStream({
-    transform(part, controller) {
-      onBytes(part.length);
-      controller.enqueue(part);
-    },
-  });
-  return new Uint8Array(await new Response(response.body.pipeThrough(counter)).arrayBuffer());
+  const transform = (part, controller) => {
+    onBytes?.(part.length);
+    controller.enqueue(part);
+  };
+  return new Uint8Array(await new Response(response.body.pipeThrough(new TransformStream({ transform }))).arrayBuffer());
 }

@@ -1,8 +1,7 @@
 /** What to generate: checked options, the tokens that a checkpoint forces, and the loop over steps. */
 
-import { asList, checkedCount, checkedFlag, checkedIds, checkNames, isBatch, shown, tokenizerOf } from "./arguments.js";
-import { check } from "./checks.js";
-import { ContextLengthError, InputError } from "./errors.js";
+import { asList, checkedCount, checkedFlag, checkedIds, checkedSignal, checkNames, isBatch, shown, tokenizerOf } from "./arguments.js";
+import { check, ContextLengthError, InputError } from "./errors.js";
 import { logSumExp, Sampler, SAMPLING_OPTIONS } from "./sampling.js";
 import { TextStream } from "./text.js";
 
@@ -50,20 +49,19 @@ export class Constraints {
 }
 
 /** Check the options of a request, whose prompt has these ids. `ends` are more tokens that end the text. */
-export function readRequest(model, prompt, options, { constraints, ends = [], index = 0 } = {}) {
-  checkNames(options, OPTIONS);
+export function readRequest(model, prompt, given, { constraints, ends = [], index = 0 } = {}) {
+  const options = checkNames(given, OPTIONS);
   const { manifest, text } = model;
   const { maxNewTokens, minNewTokens = 0, stop = [], stopTokens = [], ignoreEos = false, signal } = options;
   const stops = [stop].flat();
-  const areTexts = stops.every((one) => typeof one === "string" && one !== "");
-  check(areTexts, InputError, "stop must be a text or a list of texts, none of them empty.");
+  check(stops.every((one) => typeof one === "string" && one !== ""), InputError, "stop must be a text or a list of texts, none of them empty.");
   if (stops.length) tokenizerOf(model, "stop");
   const limit = readLimit(manifest, prompt.length, maxNewTokens);
   checkedCount("minNewTokens", minNewTokens, 0, limit);
   const eos = checkedFlag("ignoreEos", ignoreEos) ? [] : [...manifest.tokens.eos, ...ends];
   const seed = options.seed !== undefined && index > 0 ? { seed: BigInt(options.seed) + BigInt(index) } : {};
   return {
-    ...{ prompt, limit, stops, text, signal, minNewTokens },
+    ...{ prompt, limit, stops, text, signal: checkedSignal(signal), minNewTokens },
     eos: new Set([...eos, ...checkedIds(stopTokens, manifest.vocab_size, "stopTokens")]),
     sampler: new Sampler({ ...options, ...seed }, manifest.vocab_size, prompt),
     constraints: constraints ?? new Constraints(manifest.tokens),

@@ -6,8 +6,7 @@
  */
 
 import { shown } from "./arguments.js";
-import { check } from "./checks.js";
-import { BundleKindError, InputError } from "./errors.js";
+import { check, BundleKindError, InputError } from "./errors.js";
 
 /** Fraction bits of weights for values of 8 bits. */
 const PRECISION = 22;

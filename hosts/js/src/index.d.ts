@@ -1,9 +1,6 @@
 /** Where the files of a bundle come from. */
 export interface Files {
-  read(
-    name: string,
-    options?: { sha256?: string; onBytes?: (count: number) => void },
-  ): Promise<Uint8Array<ArrayBuffer>>;
+  read(name: string, options?: { sha256?: string; onBytes?: (count: number) => void }): Promise<Uint8Array<ArrayBuffer>>;
 }
 
 /** Files below a URL; a browser keeps them in its cache by their hashes. */
@@ -23,13 +20,9 @@ export interface LoadOptions<M extends Model = Model> {
   onProgress?: (loadedBytes: number, totalBytes: number, file: string) => void;
 }
 
-export interface Message {
-  role: string;
-  content: string;
-}
-
 /** Ids need no tokenizer; messages need a chat template. */
 export type Prompt = string | number[] | Message[];
+export type Message = { role: string; content: string };
 
 export interface Sampling {
   /** 0, the default, takes the most probable token. */
@@ -73,6 +66,9 @@ export interface Completion {
   decodeMs: number;
 }
 
+/** A sequence that a beam search found; its score is a mean log-probability. */
+export type Hypothesis = { text: string; tokens: number[]; score: number };
+
 export interface Verification {
   /** AMBIGUOUS: right, but another token won where two were nearly as probable. */
   verdict: "PASS" | "AMBIGUOUS" | "FAIL";
@@ -81,9 +77,8 @@ export interface Verification {
   meanKl: number;
   /** Largest difference of a kept logit. */
   maxAbsDelta: number;
-  /** Positions where another token is the most probable. */
+  /** Positions where another token is the most probable, and those where two were nearly as probable. */
   changed: number;
-  /** Those of them where two tokens were nearly as probable. */
   nearTies: number;
   nonFinite: number;
   /** Files that are not as they were exported. */
@@ -101,14 +96,11 @@ export abstract class Model {
   dispose(): Promise<void>;
 }
 
-/** A token of a text: offsets in UTF-16 code units; special tokens around the text have none. */
-export interface Token {
-  id: number;
-  start?: number;
-  end?: number;
-  /** Number of its word. */
-  word?: number;
-}
+/** A token of a text, with the number of its word; special tokens around the text have no places. */
+export type Token = { id: number; word?: number } & Partial<Span>;
+
+/** A place in a text, in UTF-16 code units. */
+export type Span = { start: number; end: number };
 
 export interface Tokenizer {
   readonly hasTemplate: boolean;
@@ -119,6 +111,9 @@ export interface Tokenizer {
   chat(messages: Message[]): number[];
 }
 
+/** Gets the logits after each token. */
+export type OnRow = (logits: Float32Array, position: number) => void;
+
 /** A loaded decoder. */
 export class Decoder extends Model {
   static readonly kind: "decoder";
@@ -126,18 +121,13 @@ export class Decoder extends Model {
   generate(prompt: Prompt, options?: Options): Promise<Completion>;
   /** Yields pieces of text; returns the completion. */
   stream(prompt: Prompt, options?: Options): AsyncGenerator<string, Completion>;
-  /** Gives the logits after every token to `onRow`. */
-  logits(ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
+  logits(ids: number[], onRow: OnRow): Promise<void>;
   /** Replay the certificate on this device. */
   verify(options?: { onProgress?: (done: number, total: number) => void }): Promise<Verification>;
 }
 
 /** An image like `ImageData`: 1 to 4 bytes per pixel, of which the last of 2 or 4 is alpha. */
-export interface Pixels {
-  data: Uint8Array | Uint8ClampedArray | number[];
-  width: number;
-  height: number;
-}
+export type Pixels = { data: Uint8Array | Uint8ClampedArray | number[]; width: number; height: number };
 
 /**
  * Samples from -1 to 1, or integers of 16 or 32 bits, of one channel at the rate of the encoder; or an
@@ -190,51 +180,29 @@ export interface TranscribeOptions extends CtcOptions, Sampling {
   onSegment?: (segment: Segment) => void;
 }
 
-export interface TruncateOptions {
-  /** Cut texts that are too long, at their end. Default: false, which rejects them. */
-  truncate?: boolean;
-}
+/** `truncate` cuts texts that are too long, at their end. Default: false, which rejects them. */
+export type TruncateOptions = { truncate?: boolean };
 
+/** The label with the highest score, and all labels, highest score first. */
 export interface Classification {
-  /** The label with the highest score. */
   label: string;
   score: number;
-  /** All labels, highest score first. */
   scores: { label: string; score: number }[];
   /** Whether scores are between 0 and 1. */
   areProbabilities: boolean;
 }
 
-/** A part of a text with a label; `start` and `end` are UTF-16 offsets. */
-export interface LabeledSpan {
-  text: string;
-  label: string;
-  score: number;
-  start: number;
-  end: number;
-}
+/** The part of a context that answers a question. */
+export type Answer = { text: string; score: number } & Span;
 
-export interface TokenClassification {
-  /** Each token with its most probable label, without special tokens. */
-  tokens: LabeledSpan[];
-  /** Groups of tokens, without those of the label `O`. */
-  entities: LabeledSpan[];
-}
+/** A part of a text with a label. */
+export type LabeledSpan = Answer & { label: string };
 
-/** The part of a context that answers a question; `start` and `end` are UTF-16 offsets. */
-export interface Answer {
-  text: string;
-  score: number;
-  start: number;
-  end: number;
-}
+/** Each token with its most probable label, without special tokens; and groups of them, without the label `O`. */
+export type TokenClassification = { tokens: LabeledSpan[]; entities: LabeledSpan[] };
 
-export interface Filling {
-  /** The text with the most probable token in each blank. */
-  text: string;
-  /** Candidates for each blank, the most probable first. */
-  blanks: { text: string; token: number; score: number }[][];
-}
+/** The text with the most probable token in each blank, and candidates for each, the most probable first. */
+export type Filling = { text: string; blanks: { text: string; token: number; score: number }[][] };
 
 /**
  * A loaded encoder. Methods accept one input or a list. Inputs of similar length are computed together;
@@ -266,27 +234,18 @@ export class Encoder extends Model {
     inputs: string | string[],
     options?: TruncateOptions & { aggregation?: "none" | "simple" | "first" | "average" | "max" },
   ): Promise<TokenClassification[]>;
-  /** The part of a context, of any length, that answers a question. */
-  answer(
-    question: string,
-    context: string,
-    options?: {
-      /** Default: 15. */
-      maxAnswerTokens?: number;
-      /** Tokens of the context that neighbouring windows share. Default: 128, or half a window. */
-      stride?: number;
-      /** Return an empty answer if that is more probable. */
-      allowNone?: boolean;
-    },
-  ): Promise<Answer>;
+  /**
+   * The part of a context, of any length, that answers a question; empty with `allowNone` if that is
+   * more probable. `stride` is the overlap of windows. Defaults: 15 tokens, 128 or half a window, false.
+   */
+  answer(question: string, context: string, options?: { maxAnswerTokens?: number; stride?: number; allowNone?: boolean }): Promise<Answer>;
   /** Fill the blanks of a text: `[MASK]`, `<mask>` or `<|mask|>`, as the model writes them. */
   fill(text: string, options?: { top?: number }): Promise<Filling>;
   /** Transcribe a sound of any length, or each of a list, by a model with CTC; words have times. */
   transcribe(sound: Sound, options?: CtcOptions): Promise<Transcript>;
   transcribe(sounds: Sound[], options?: CtcOptions): Promise<Transcript[]>;
-  /** A vector for each token of each input, each patch of an image, or each step of a sound. */
+  /** A vector, or logits, for each token of each input, each patch of an image, or each step of a sound. */
   states(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
-  /** Logits for each token of each input. */
   logits(inputs: Input | Input[], options?: TruncateOptions): Promise<Float32Array[][]>;
 }
 
@@ -304,13 +263,6 @@ export interface BeamOptions extends Options {
   earlyStopping?: boolean | "never";
 }
 
-/** A sequence that a beam search found; its score is a mean log-probability. */
-export interface Hypothesis {
-  text: string;
-  tokens: number[];
-  score: number;
-}
-
 export type Source = string | number[] | Pixels | Sound;
 
 /** A loaded encoder-decoder, such as a translator or Whisper. */
@@ -326,8 +278,8 @@ export class Seq2Seq extends Model {
   transcribe(sounds: Sound[], options?: TranscribeOptions): Promise<Transcript[]>;
   /** Yields segments of a sound while it is recorded: blocks of samples of any length, at `rate`. */
   listen(blocks: AsyncIterable<Sound> | Iterable<Sound>, options?: TranscribeOptions): AsyncGenerator<Segment>;
-  /** Gives the logits after every token of an output, which begins with the start token, to `onRow`. */
-  logits(source: Source, ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
+  /** Logits after every token of an output, which begins with the start token. */
+  logits(source: Source, ids: number[], onRow: OnRow): Promise<void>;
 }
 
 /** Load a bundle, after checking its files, as the class of its kind. Rejects with one of the errors below. */

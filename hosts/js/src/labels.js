@@ -1,7 +1,6 @@
 /** Scores of labels, from the numbers that a graph returns. */
 
-import { check } from "./checks.js";
-import { InputError } from "./errors.js";
+import { check, InputError } from "./errors.js";
 import { shown } from "./arguments.js";
 
 const FUNCTIONS = {
@@ -39,8 +38,7 @@ export const distinct = (labels) =>
 
 /** Put each label into a template. */
 export function sentences(labels, template) {
-  const isTemplate = typeof template === "string" && template.split("{}").length === 2;
-  check(isTemplate, InputError, `template must contain {} exactly once, for the label (got ${shown(template)}).`);
+  check(typeof template === "string" && template.split("{}").length === 2, InputError, `template must contain {} exactly once, for the label (got ${shown(template)}).`);
   check(Array.isArray(labels) && labels.length, InputError, `labels must be a list with at least one label (got ${shown(labels)}).`);
   const other = labels.find((label) => typeof label !== "string" || !label.trim());
   check(other === undefined, InputError, `labels must be non-empty strings (got ${shown(other)}).`);

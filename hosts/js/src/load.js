@@ -1,18 +1,28 @@
 /** `load`: from the files of a bundle to a model that is ready to use. */
 
+import { given } from "./arguments.js";
 import { readBundle } from "./bundle.js";
-import { check } from "./checks.js";
 import { Decoder } from "./decoder.js";
 import { Encoder } from "./encoder.js";
 import { Engine } from "./engine.js";
 import { Seq2Seq } from "./seq2seq.js";
-import { BundleKindError, DeviceError, InputError } from "./errors.js";
+import { check, failure, BundleError, BundleKindError, DeviceError, InputError } from "./errors.js";
 
 const DEVICES = ["wasm", "webgpu", "cpu"];
 
 const MODELS = [Decoder, Encoder, Seq2Seq];
 
-export async function load(files, { ort, device = "wasm", kind, onProgress } = {}) {
+export async function load(files, options) {
+  try {
+    return await loaded(files, options);
+  } catch (cause) {
+    // what a damaged bundle makes parsers and constructors throw
+    throw failure(cause, BundleError, "The bundle cannot be loaded", " Copy it again, or export it again.");
+  }
+}
+
+async function loaded(files, options) {
+  const { ort, device = "wasm", kind, onProgress } = given(options);
   check(DEVICES.includes(device), DeviceError, `device must be wasm, webgpu or cpu (got ${device}).`);
   check(kind === undefined || MODELS.includes(kind), InputError, "kind must be Decoder, Seq2Seq or Encoder.");
   const isOffered = device !== "webgpu" || (await globalThis.navigator?.gpu?.requestAdapter());
@@ -29,7 +39,7 @@ export async function load(files, { ort, device = "wasm", kind, onProgress } = {
     }
     return new Kind(engine, bundle.contents, parts);
   } catch (error) {
-    await Promise.all([engine, ...Object.values(parts).map((part) => part.engine)].map((one) => one.dispose()));
+    for (const { engine: own } of [{ engine }, ...Object.values(parts)]) await own.dispose();
     throw error;
   }
 }

@@ -1,6 +1,7 @@
 /** `Model`: what models of every kind share. */
 
 import { checkedIds } from "./arguments.js";
+import { check, InputError } from "./errors.js";
 import { Text } from "./text.js";
 
 export class Model {
@@ -22,6 +23,7 @@ export class Model {
   async logitsOf(ids, onRow, start) {
     const { vocab_size: size, context_length: most } = this.manifest;
     const tokens = checkedIds(ids, size, "ids", { fewest: 1, most });
+    check(typeof onRow === "function", InputError, "onRow must be a function, which gets the logits after each token.");
     const sequence = await start();
     try {
       await sequence.append(tokens, { onRow });

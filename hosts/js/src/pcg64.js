@@ -8,12 +8,11 @@ const MASK64 = (1n << 64n) - 1n;
 const MASK128 = (1n << 128n) - 1n;
 const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
 
-/** The bit generator. */
+/** The bit generator, from a whole number of at least 0. */
 export class PCG64 {
   #state = 0n;
   #increment;
 
-  /** @param {number | bigint} seed whole number of at least 0 */
   constructor(seed) {
     const [a, b, c, d] = seedState(BigInt(seed));
     this.#increment = ((((c << 64n) | d) << 1n) | 1n) & MASK128;
@@ -22,7 +21,7 @@ export class PCG64 {
     this.#step();
   }
 
-  /** @returns {bigint} the next 64 bits */
+  /** The next 64 bits. */
   next() {
     this.#step();
     const folded = (this.#state >> 64n) ^ (this.#state & MASK64);
@@ -30,7 +29,7 @@ export class PCG64 {
     return ((folded >> turn) | (folded << (64n - turn))) & MASK64;
   }
 
-  /** @returns {number} a draw from [0, 1) */
+  /** A draw from [0, 1). */
   uniform() {
     return Number(this.next() >> 11n) * 2 ** -53;
   }

@@ -1,8 +1,7 @@
 /** Inputs of an encoder: what a caller passes, checked and read, as tensors of a graph. */
 
-import { checkedIds, checkedFlag, shown, tokenizerOf } from "./arguments.js";
-import { check } from "./checks.js";
-import { BundleKindError, ContextLengthError, InputError, TokenizerError } from "./errors.js";
+import { checkedFlag, checkedIds, checkNames, shown, tokenizerOf } from "./arguments.js";
+import { check, BundleKindError, ContextLengthError, InputError, TokenizerError } from "./errors.js";
 import { readPixels } from "./images.js";
 import { concatenated, readSound } from "./sounds.js";
 
@@ -28,11 +27,10 @@ class TextReader {
   }
 
   /** Read one input; `truncate` cuts it at its end if it is too long. */
-  read(value, { truncate = false } = {}) {
+  read(value, options) {
     const { padding, max_tokens: most } = this.#source;
-    const tokens = this.#tokens(value, checkedFlag("truncate", truncate) ? most : undefined);
-    const long = `The input has ${tokens.length} tokens, and the limit is ${most}. Split it, or with an Encoder pass truncate.`;
-    check(tokens.length <= most, ContextLengthError, long);
+    const tokens = this.#tokens(value, truncates(options) ? most : undefined);
+    check(tokens.length <= most, ContextLengthError, `The input has ${tokens.length} tokens, and the limit is ${most}. Split it, or with an Encoder pass truncate.`);
     // padding that the encoder reads like other tokens
     if (padding !== undefined) while (tokens.length < most) tokens.push({ id: padding, type: 0 });
     return { tokens, length: tokens.length, text: typeof value === "string" ? value : undefined };
@@ -40,8 +38,7 @@ class TextReader {
 
   /** Read a text whose tokens know their characters. */
   readText(value, options) {
-    const needed = `Labels of tokens need a text, whose characters they name (got ${shown(value)}).`;
-    check(typeof value === "string", InputError, needed);
+    check(typeof value === "string", InputError, `Labels of tokens need a text, whose characters they name (got ${shown(value)}).`);
     return this.read(value, options);
   }
 
@@ -80,16 +77,15 @@ class TextReader {
     const tokens = tokenizerOf(this.#model, "pairs of texts").pair(...value, { maxTokens });
     this.#checkTypes(tokens);
     const { types = 1, pairs } = this.#source;
-    const marks = "This tokenizer marks the second text of a pair by type ids, which the bundle does not read. Only classifiers read them; export older ones again.";
-    check(types > 1 || pairs || !tokens.some(({ type }) => type), TokenizerError, marks);
+    const isRead = types > 1 || pairs || !tokens.some(({ type }) => type);
+    check(isRead, TokenizerError, "This tokenizer marks the second text of a pair by type ids, which the bundle does not read. Only classifiers read them; export older ones again.");
     return tokens;
   }
 
   #checkTypes(tokens) {
     const { types = 1 } = this.#source;
     const top = tokens.reduce((most, { type }) => Math.max(most, type), 0);
-    const other = `The tokenizer marks a token of the pair with type ${top}, and the model has types up to ${types - 1}. tokenizer.json belongs to another model.`;
-    check(types === 1 || top < types, TokenizerError, other);
+    check(types === 1 || top < types, TokenizerError, `The tokenizer marks a token of the pair with type ${top}, and the model has types up to ${types - 1}. tokenizer.json belongs to another model.`);
   }
 }
 
@@ -115,8 +111,8 @@ class MediaReader {
     this.isAlone = this.#kind.isAlone; // whether each input is a call of its own
   }
 
-  read(value, { truncate = false } = {}) {
-    check(!checkedFlag("truncate", truncate), InputError, "truncate is for texts, and this encoder reads images or sounds.");
+  read(value, options) {
+    check(!truncates(options), InputError, "truncate is for texts, and this encoder reads images or sounds.");
     return { values: this.#kind.read(value, this.#source), length: this.#kind.length(this.#source) };
   }
 
@@ -124,6 +120,12 @@ class MediaReader {
     const dims = [inputs.length, ...this.#kind.dims(this.#source, inputs[0].values)];
     return { [this.#kind.name]: engine.tensor("float32", concatenated(inputs.map(({ values }) => values)), dims) };
   }
+}
+
+/** The option `truncate`, which is the only one. */
+function truncates(options) {
+  const { truncate = false } = checkNames(options, ["truncate"]);
+  return checkedFlag("truncate", truncate);
 }
 
 const noTokens = (text) => `The text ${shown(text)} has no tokens. Leave it out.`;

@@ -1,7 +1,6 @@
 /** Sounds that are read window by window, whole or while they are recorded: see ortolan/runtime/transcription/recording.py. */
 
-import { check } from "./checks.js";
-import { ContextLengthError } from "./errors.js";
+import { check, ContextLengthError } from "./errors.js";
 import { concatenated, framesOf, logMel, waveOf } from "./sounds.js";
 
 /** The quietest place is looked for in the last eighth of a part, in frames of 10 ms. */

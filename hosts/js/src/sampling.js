@@ -4,8 +4,8 @@
  * softmax and one draw. Temperature 0 takes the highest logit, the lowest id on ties.
  */
 
-import { check } from "./checks.js";
-import { NumericError, SamplingError } from "./errors.js";
+import { shown } from "./arguments.js";
+import { check, NumericError, SamplingError } from "./errors.js";
 import { PCG64 } from "./pcg64.js";
 
 const f32 = Math.fround;
@@ -36,20 +36,16 @@ export class Sampler {
   constructor(options, vocabSize, prompt) {
     for (const [name, [value, allowed, isAllowed]] of Object.entries(RANGES)) {
       const got = options[name] ?? value;
-      const isRight = Number.isFinite(got) && isAllowed(got);
-      check(isRight, SamplingError, `${name} must be ${allowed} (got ${got}).`);
+      check(Number.isFinite(got) && isAllowed(got), SamplingError, `${name} must be ${allowed} (got ${shown(got)}).`);
       this.#options[name] = got;
     }
-    const bias = Object.entries(options.logitBias ?? {}).map(([id, value]) => [Number(id), value]);
-    for (const [id, value] of bias) {
+    this.#bias = Object.entries(options.logitBias ?? {}).map(([id, value]) => [Number(id), value]);
+    for (const [id, value] of this.#bias) {
       const isRight = Number.isInteger(id) && id >= 0 && id < vocabSize && Number.isFinite(value);
-      const message = `logitBias needs ids below ${vocabSize} and finite numbers (got ${id}: ${value}).`;
-      check(isRight, SamplingError, message);
+      check(isRight, SamplingError, `logitBias needs ids below ${vocabSize} and finite numbers (got ${id}: ${shown(value)}).`);
     }
-    this.#bias = bias;
     const seed = options.seed ?? crypto.getRandomValues(new BigUint64Array(1))[0];
-    const isSeed = (typeof seed === "bigint" || Number.isSafeInteger(seed)) && seed >= 0;
-    check(isSeed, SamplingError, `seed must be a whole number of at least 0 (got ${seed}).`);
+    check((typeof seed === "bigint" || Number.isSafeInteger(seed)) && seed >= 0, SamplingError, `seed must be a whole number of at least 0 (got ${shown(seed)}).`);
     this.#random = new PCG64(seed);
     this.#seen = new Set(this.#options.repetitionPenalty === 1 ? [] : prompt);
   }
@@ -58,10 +54,8 @@ export class Sampler {
   next(logits) {
     const scores = this.#adjusted(logits);
     const top = highest(scores);
-    const message = `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`;
-    check(Number.isFinite(scores[top]), NumericError, message);
-    const token = this.#options.temperature === 0 ? top : this.#draw(scores, scores[top]);
-    return this.record(token);
+    check(Number.isFinite(scores[top]), NumericError, `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`);
+    return this.record(this.#options.temperature === 0 ? top : this.#draw(scores, scores[top]));
   }
 
   /** Count a token that was not chosen here. */
@@ -109,8 +103,7 @@ export class Sampler {
 export function highest(values) {
   let best = 0;
   for (let index = 0; index < values.length; index++) {
-    if (Number.isNaN(values[index])) return index;
-    if (values[index] > values[best]) best = index;
+    if (values[index] > values[best] || Number.isNaN(values[index])) best = index;
   }
   return best;
 }

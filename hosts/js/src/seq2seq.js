@@ -1,9 +1,8 @@
 /** An encoder-decoder, which generates text from sources. Its types and options are described in index.d.ts. */
 
-import { checkedIds, isBatch, shown, tokenizerOf } from "./arguments.js";
+import { checkedIds, given, isBatch, shown, tokenizerOf } from "./arguments.js";
 import { readBeams, searched } from "./beams.js";
-import { check } from "./checks.js";
-import { InputError, ManifestError } from "./errors.js";
+import { check, InputError, ManifestError } from "./errors.js";
 import { completed, Constraints, forEachInput, generated, readRequest } from "./generation.js";
 import { Model } from "./model.js";
 import { readerOf } from "./readers.js";
@@ -17,13 +16,13 @@ export class Seq2Seq extends Model {
   constructor(engine, contents) {
     super(engine, contents);
     this.#start = this.manifest.tokens.start;
-    const none = "manifest.json names no start token for the decoder. Export the checkpoint again, with a decoder_start_token_id.";
-    check(this.#start != null, ManifestError, none);
+    check(this.#start != null, ManifestError, "manifest.json names no start token for the decoder. Export the checkpoint again, with a decoder_start_token_id.");
     this.#reader = readerOf(this);
   }
 
-  async generate(source, { first, ...options } = {}) {
-    const { own, others } = readBeams(options);
+  async generate(source, options) {
+    const { first, ...rest } = given(options);
+    const { own, others } = readBeams(rest);
     const constraints = this.#constraints(first);
     return forEachInput(source, (one, index) => {
       const input = this.#reader.read(one);
@@ -32,17 +31,20 @@ export class Seq2Seq extends Model {
     });
   }
 
-  async *stream(source, { first, ...options } = {}) {
+  async *stream(source, options) {
+    const { first, ...others } = given(options);
     tokenizerOf(this, "stream");
     check(!isBatch(source), InputError, "stream accepts a single source. Use generate for a list.");
-    return yield* this.#stream(this.#reader.read(source), this.#constraints(first), options);
+    return yield* this.#stream(this.#reader.read(source), this.#constraints(first), others);
   }
 
-  transcribe(sound, options = {}) {
+  transcribe(sound, options) {
     return forEachInput(sound, (one) => this.#transcriber(options).whole(one));
   }
 
-  listen(blocks, options = {}) {
+  listen(blocks, options) {
+    const isIterable = [Symbol.asyncIterator, Symbol.iterator].some((name) => typeof blocks?.[name] === "function");
+    check(isIterable, InputError, `listen: expected blocks of samples one after another, got ${shown(blocks)}. Call transcribe for one sound.`);
     return this.#transcriber(options).live(blocks);
   }
 
@@ -62,7 +64,7 @@ export class Seq2Seq extends Model {
 
   /** A sequence of `rows` that reads a source. */
   async #sequence(input, rows = 1) {
-    const outputs = await this.engine.run("encoder", this.#reader.feeds([input], this.engine));
+    const outputs = await this.engine.run("encoder", this.#reader.feeds([input], this.engine), { batch: 1 });
     const states = this.manifest.states.filter(({ update }) => update === "source");
     const source = new Map(states.map(({ input: name, output }) => [name, outputs[output]]));
     const [{ output, shape }] = states;

@@ -4,8 +4,7 @@
  */
 
 import { shown } from "./arguments.js";
-import { check } from "./checks.js";
-import { ContextLengthError, InputError } from "./errors.js";
+import { check, ContextLengthError, InputError } from "./errors.js";
 
 /** Least power before the logarithm, powers of ten that are kept, and what is added to a variance. */
 const [FLOOR, RANGE, LEAST_VARIANCE] = [1e-10, 8, 1e-7];

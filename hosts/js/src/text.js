@@ -2,8 +2,8 @@
 
 import { Template } from "@huggingface/jinja";
 
-import { check } from "./checks.js";
-import { InputError } from "./errors.js";
+import { shown } from "./arguments.js";
+import { check, InputError } from "./errors.js";
 import { Tokenizer } from "./tokenizer.js";
 
 const PROBE = "a text to be found again";
@@ -42,9 +42,10 @@ export class Text extends Tokenizer {
   /** Ids of a conversation. Control tokens in a text would change its turns, so they are errors. */
   chat(messages) {
     check(this.#template, InputError, "This bundle has no chat template. Pass a prompt.");
-    for (const { role, content } of messages) {
-      const isText = typeof role === "string" && typeof content === "string";
-      check(isText, InputError, "Every message needs a role and a content, both texts.");
+    check(Array.isArray(messages), InputError, `Messages must be a list (got ${shown(messages)}).`);
+    for (const message of Array.from(messages)) {
+      const { role, content } = message ?? {};
+      check(typeof role === "string" && typeof content === "string", InputError, "Every message needs a role and a content, both texts.");
       const control = [...this.#control.keys()].find((token) => content.includes(token));
       check(!control, InputError, `A message contains the control token ${control}. Remove it.`);
     }

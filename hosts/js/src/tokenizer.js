@@ -2,10 +2,10 @@
 
 import { Tokenizer as Library } from "@huggingface/tokenizers";
 
+import { checkedIds, given } from "./arguments.js";
 import { BYTES, joined, normalized, pieces, placed } from "./aligned.js";
-import { check } from "./checks.js";
 import { spelledOut } from "./decoders.js";
-import { TokenizerError } from "./errors.js";
+import { check, failure, TokenizerError } from "./errors.js";
 
 const ADVICE = "tokenizer.json belongs to another model.";
 const SPACES = new Set([" ", BYTES[32]]);
@@ -51,12 +51,13 @@ export class Tokenizer {
   }
 
   /** Ids of a text, with special tokens around it, cut at its end to `maxTokens`. */
-  encode(text, { special = true, maxTokens } = {}) {
-    return this.tokens(text, { special, maxTokens }).map(({ id }) => id);
+  encode(text, options) {
+    return this.tokens(text, options).map(({ id }) => id);
   }
 
   /** Tokens of a text; same options as `encode`. */
-  tokens(text, { special = true, maxTokens = Infinity } = {}) {
+  tokens(text, options) {
+    const { special = true, maxTokens = Infinity } = given(options);
     const bare = this.#bare(text);
     const added = special ? this.#around([]).length : 0;
     check(bare.length + added <= maxTokens || maxTokens > added, TokenizerError, `${maxTokens} tokens leave no room for text between the special tokens.`);
@@ -93,9 +94,10 @@ export class Tokenizer {
   }
 
   /** Text of ids, without special tokens unless `special`. */
-  decode(ids, { special = false } = {}) {
-    const shown = special ? ids : ids.filter((id) => !this.#hidden.has(id));
-    return spelledOut(this.#file.decoder, shown.map((id) => this.#entry(id)).filter((entry) => entry !== undefined));
+  decode(ids, options) {
+    const { special = false } = given(options);
+    const shown = checkedIds(ids, this.#size, "ids").filter((id) => special || !this.#hidden.has(id));
+    return reading(() => spelledOut(this.#file.decoder, shown.map((id) => this.#entry(id)).filter((entry) => entry !== undefined)));
   }
 
   /** Entry of the vocabulary; that of an added token is as texts that are normalized have it. */
@@ -130,6 +132,10 @@ export class Tokenizer {
     check(typeof text === "string", TokenizerError, `text must be a string (got ${typeof text}).`);
     const half = text.search(/\p{Surrogate}/u);
     check(half < 0, TokenizerError, `The text has half a surrogate pair at index ${half}. Decode its source as UTF-8 or UTF-16.`);
+    return reading(() => this.#split(text));
+  }
+
+  #split(text) {
     let word = 0;
     const tokens = [];
     const written = new Set(); // added tokens that are in the text
@@ -219,6 +225,10 @@ export class Tokenizer {
 
   /** Put special tokens around one text or two. */
   #around(first, second) {
+    return reading(() => this.#surrounded(first, second));
+  }
+
+  #surrounded(first, second) {
     let parts = { A: first.map((token) => ({ type: 0, ...token })), B: second?.map((token) => ({ type: this.#file.post_processor == null ? 0 : 1, ...token })) };
     let result = second ? [...parts.A, ...parts.B] : parts.A;
     const special = (id, type) => ({ id, type });
@@ -239,6 +249,15 @@ export class Tokenizer {
     const top = result.reduce((most, { id }) => Math.max(most, id), 0);
     check(top < this.#size, TokenizerError, `The tokenizer returned the id ${top}, but the vocabulary ends at ${this.#size - 1}. ${ADVICE}`);
     return result;
+  }
+}
+
+/** Return what a function returns that reads tokenizer.json, which may be damaged. */
+function reading(work) {
+  try {
+    return work();
+  } catch (cause) {
+    throw failure(cause, TokenizerError, "tokenizer.json cannot be read", " Copy the file again.");
   }
 }
 

@@ -3,9 +3,8 @@
  * Each window gives segments, and the next one begins at the end of the last whole segment.
  */
 
-import { checkedFlag, checkNames, shown } from "./arguments.js";
-import { check } from "./checks.js";
-import { BundleKindError, InputError } from "./errors.js";
+import { checkedFlag, checkedFunction, checkNames, shown } from "./arguments.js";
+import { check, BundleKindError, InputError } from "./errors.js";
 import { Constraints, completed, generated, readRequest } from "./generation.js";
 import { Spectrograms, WaveParts } from "./recording.js";
 import { logSumExp, SAMPLING_OPTIONS } from "./sampling.js";
@@ -33,13 +32,13 @@ export class Transcriber {
 
   constructor(model, start, options) {
     const { source, speech, tokens } = model.manifest;
-    const isSound = ["audio", "wave"].includes(source.kind);
-    check(isSound, BundleKindError, `transcribe: expected a bundle that reads sounds, got one that reads ${source.kind}s. Use generate.`);
-    checkNames(options, OPTIONS);
-    [this.#model, this.#options, this.#start] = [model, options, start];
-    this.#times = checkedFlag("timestamps", options.timestamps ?? true) ? speech : undefined;
-    this.#opening = openingOf(speech, tokens.opening ?? [], options);
-    this.pace = paceOf(source, options);
+    check(["audio", "wave"].includes(source.kind), BundleKindError, `transcribe: expected a bundle that reads sounds, got one that reads ${source.kind}s. Use generate.`);
+    const own = checkNames(options, OPTIONS);
+    checkedFunction("onSegment", own.onSegment);
+    [this.#model, this.#options, this.#start] = [model, own, start];
+    this.#times = checkedFlag("timestamps", own.timestamps ?? true) ? speech : undefined;
+    this.#opening = openingOf(speech, tokens.opening ?? [], own);
+    this.pace = paceOf(source, own);
   }
 
   /** The transcript of a whole sound. */
@@ -48,8 +47,7 @@ export class Transcriber {
     const samples = readSamples(sound, source, this.#options.rate);
     const seconds = samples.length / source.rate;
     const most = (source.frames * source.hop) / source.rate;
-    const isLong = speech && !this.#times && seconds > most;
-    check(!isLong, InputError, `timestamps: false is for sounds of at most ${most} seconds (got ${seconds.toFixed(1)}). Leave it out, or split the sound.`);
+    check(!speech || this.#times || seconds <= most, InputError, `timestamps: false is for sounds of at most ${most} seconds (got ${seconds.toFixed(1)}). Leave it out, or split the sound.`);
     const segments = [];
     for (const windows = this.#windows(samples); !windows.isDone; ) {
       const more = await this.#listen(windows);
@@ -119,8 +117,7 @@ export class Transcriber {
 /** Most tokens per second. */
 function paceOf({ kind }, { tokensPerSecond: pace = PACE, ...options }) {
   check(kind === "wave" || pace === PACE, InputError, "tokensPerSecond is for models that read waves, such as Moonshine. Leave it out.");
-  const isRight = Number.isFinite(pace) && pace > 0 && pace <= MOST_PACE;
-  check(isRight, InputError, `tokensPerSecond must be above 0 and at most ${MOST_PACE} (got ${shown(pace)}).`);
+  check(Number.isFinite(pace) && pace > 0 && pace <= MOST_PACE, InputError, `tokensPerSecond must be above 0 and at most ${MOST_PACE} (got ${shown(pace)}).`);
   return pace;
 }
 

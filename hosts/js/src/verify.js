@@ -1,7 +1,6 @@
 /** Compares a decoder with its certificate; see "Certificate" in docs/bundle-format.md. */
 
-import { check } from "./checks.js";
-import { BundleError } from "./errors.js";
+import { check, failure, BundleError } from "./errors.js";
 import { highest, logSumExp } from "./sampling.js";
 
 const KINDS = { int32: Int32Array, float32: Float32Array, uint8: Uint8Array };
@@ -9,10 +8,9 @@ const REST = 1e-5;
 const TINY = 1e-300;
 
 /** Replay the probes of the certificate among a bundle's contents; returns a `Verification`. */
-export async function verify(decoder, contents, { onProgress = () => {} } = {}) {
+export async function verify(decoder, contents, onProgress = () => {}) {
   const { certificate, unverified } = decoder.manifest;
-  const missing = `This bundle has no certificate: ${unverified ?? "the manifest names none"}.`;
-  check(certificate != null, BundleError, missing);
+  check(certificate != null, BundleError, `This bundle has no certificate: ${unverified ?? "the manifest names none"}.`);
   const { document, arrays } = readCertificate(certificate, contents);
   const { thresholds, top_k: kept } = document;
   const { token_ids: ids, log_sum_exp: sums, top_ids: topIds, top_logits: topLogits } = arrays;
@@ -51,10 +49,7 @@ function changes({ surroundings }, { files, graphs }) {
 }
 
 function compare(found, logits, ids, expected, logSum, thresholds) {
-  if (!logits.every(Number.isFinite)) {
-    found.nonFinite++;
-    return;
-  }
+  if (!logits.every(Number.isFinite)) return void found.nonFinite++;
   const top = highest(logits);
   const got = Float64Array.from(ids, (id) => logits[id]);
   const deltas = got.map((value, index) => Math.abs(value - expected[index]));
@@ -83,24 +78,29 @@ function divergence(p, q) {
 function readCertificate(name, contents) {
   const again = "Export the bundle again.";
   check(name.endsWith(".json"), BundleError, `${name}: expected a certificate in JSON. ${again}`);
-  const isThere = contents.has(name) && contents.has(name.replace(/json$/, "bin"));
-  check(isThere, BundleError, `manifest.json does not list ${name} and its data. ${again}`);
-  const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
-  const isKnown = document.schema === 1 && document.top_k != null;
-  check(isKnown, BundleError, `${name}: expected logits in schema 1, got schema ${document.schema}. ${again}`);
-  const data = contents.get(name.replace(/\.json$/, ".bin"));
-  const arrays = {};
-  for (const { name: array, dtype, shape, offset } of document.arrays) {
-    const Kind = KINDS[dtype];
-    const count = shape.reduce((a, b) => a * b, 1);
-    const end = offset + count * Kind.BYTES_PER_ELEMENT;
-    const isInside = offset >= 0 && end <= data.length;
-    check(isInside, BundleError, `certificate.bin: expected ${end} bytes for ${array}, got ${data.length}.`);
-    arrays[array] = new Kind(data.slice(offset, end).buffer);
+  const data = contents.get(name.replace(/json$/, "bin"));
+  check(contents.has(name) && data, BundleError, `manifest.json does not list ${name} and its data. ${again}`);
+  try {
+    const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
+    const { schema, top_k: kept, probes, thresholds, arrays: listed } = document;
+    check(schema === 1 && kept >= 2, BundleError, `${name}: expected logits in schema 1, got schema ${schema}. ${again}`);
+    check(probes.length && probes.every(({ length }) => length >= 1), BundleError, `${name}: expected probes of at least one token. ${again}`);
+    const arrays = Object.fromEntries(listed.map((array) => [array.name, readArray(array, data)]));
+    const rows = probes.reduce((sum, { length }) => sum + length, 0);
+    const counts = { token_ids: rows, log_sum_exp: rows, top_ids: rows * kept, top_logits: rows * kept };
+    const wrong = Object.keys(counts).find((array) => arrays[array]?.length !== counts[array]);
+    check(!wrong, BundleError, `${name}: expected ${counts[wrong]} numbers as ${wrong}, got ${arrays[wrong]?.length}. ${again}`);
+    check(Number.isFinite(thresholds.mean_kl), BundleError, `${name}: expected thresholds.mean_kl as a number, got ${thresholds.mean_kl}. ${again}`);
+    return { document, arrays };
+  } catch (cause) {
+    throw failure(cause, BundleError, `${name} is damaged`, `. ${again}`);
   }
-  const rows = arrays.token_ids.length;
-  const counted = document.probes.reduce((sum, { length }) => sum + length, 0);
-  const fits = rows > 0 && counted === rows && arrays.top_ids.length === rows * document.top_k;
-  check(fits, BundleError, `${name}: expected probes of ${rows} tokens, got ${counted}. ${again}`);
-  return { document, arrays };
+}
+
+function readArray({ name, dtype, shape, offset }, data) {
+  const Kind = KINDS[dtype];
+  const end = offset + shape.reduce((a, b) => a * b, 1) * Kind.BYTES_PER_ELEMENT;
+  const isInside = [offset, end].every(Number.isInteger) && 0 <= offset && offset <= end && end <= data.length;
+  check(isInside, BundleError, `certificate.bin: expected bytes ${offset} to ${end} for ${name}, got ${data.length}. Export the bundle again.`);
+  return new Kind(data.slice(offset, end).buffer);
 }

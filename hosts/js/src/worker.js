@@ -1,28 +1,36 @@
-/** A web worker that loads and runs a model, so that the page stays alive; see `demo/page.js`. */
+/**
+ * A web worker that loads a bundle and calls its model, so that the page stays alive; see `demo/page.js`.
+ *
+ * Requests: `{kind: "load", url or files, device, ort}`, `{kind: "call", method, inputs, options}` and
+ * `{kind: "stop"}`. Functions cannot be sent, so `true` stands for `signal` and the callbacks in options.
+ */
 
-import { chosenFiles, Decoder, load, urlFiles } from "./index.js";
+import { chosenFiles, load, urlFiles } from "./index.js";
 
 let model;
 let abort;
 
+const onPiece = (piece) => postMessage({ kind: "piece", piece });
+const onProgress = (loaded, total, name) => postMessage({ kind: "loading", loaded, total, name });
+
 const answers = {
   async load({ url, files, device, ort }) {
     await model?.dispose();
-    const onProgress = (loaded, total, name) => postMessage({ kind: "loading", loaded, total, name });
-    const module = await import(ort);
-    model = await load(files ? chosenFiles(files) : urlFiles(url), { ort: module, device, kind: Decoder, onProgress });
-    const { tokenizer, quality, context_length: context } = model.manifest;
-    return { hasChat: model.text?.hasTemplate ?? false, hasText: tokenizer !== null, quality, context };
+    model = await load(files ? chosenFiles(files) : urlFiles(url), { ort: await import(ort), device, onProgress });
+    return { manifest: model.manifest, hasTemplate: model.text?.hasTemplate ?? false };
   },
-  async generate({ prompt, options }) {
+  async call({ method, inputs, options }) {
     abort = new AbortController();
-    for (const pieces = model.stream(prompt, { ...options, signal: abort.signal }); ; ) {
-      const { done, value } = await pieces.next();
+    const sent = { signal: abort.signal, onSegment: onPiece, onProgress };
+    for (const name of Object.keys(sent)) if (options[name]) options[name] = sent[name];
+    const result = await model[method](...inputs, options);
+    while (result?.next) {
+      const { done, value } = await result.next();
       if (done) return value;
-      postMessage({ kind: "piece", piece: value });
+      onPiece(value);
     }
+    return result;
   },
-  verify: () => model.verify({ onProgress: (loaded, total) => postMessage({ kind: "loading", loaded, total }) }),
 };
 
 onmessage = async ({ data: { kind, ...request } }) => {

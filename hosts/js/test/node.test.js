@@ -184,12 +184,11 @@ test("files that do not fit into memory are an error", async () => {
 });
 
 test("an input that ONNX Runtime wrote over its own data is an error", async () => {
-  let memory;
-  await withHeap(() => { memory = new WebAssembly.Memory({ initial: 1, maximum: 1, shared: true }); });
-  checkHeap();
-  new Uint8Array(memory.buffer)[3] = 1;
-  assert.throws(checkHeap, ortolan.MemoryError);
-  new Uint8Array(memory.buffer)[3] = 0;
+  const [ort, module] = [{}, { HEAPU8: new Uint8Array(64) }];
+  await withHeap(ort, () => { module._OrtCreateTensor = () => {}; });
+  checkHeap(ort);
+  module.HEAPU8[3] = 1;
+  assert.throws(() => checkHeap(ort), ortolan.MemoryError);
 });
 
 test("logits that are not finite fail verification", async () => {
@@ -209,6 +208,36 @@ test("logits that are not finite fail verification", async () => {
     assert.equal(report.verdict, "FAIL");
     assert.equal(report.nonFinite, report.positions);
   }
+});
+
+test("a damaged certificate is an error", async () => {
+  const { bundle } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const [text, data] = await Promise.all(["json", "bin"].map((kind) => readFile(join(bundle, `certificate.${kind}`))));
+  const document = JSON.parse(text);
+  const { arrays: [first, ...others] } = document;
+  for (const damaged of [null, "a", { ...document, top_k: 1 }, { ...document, probes: [] }, { ...document, arrays: others.slice(0, -1) },
+    { ...document, arrays: [{ ...first, dtype: "int64" }] }, { ...document, arrays: [{ ...first, offset: 1e9 }] }, { ...document, thresholds: {} }]) {
+    const contents = new Map([["certificate.json", Buffer.from(JSON.stringify(damaged))], ["certificate.bin", data]]);
+    await assert.rejects(verify(model, contents), (error) => error instanceof ortolan.BundleError && /^certificate/.test(error.message));
+  }
+});
+
+test("an output that differs from what its graph declares is an error", async () => {
+  const create = async (...given) => {
+    const session = await web.InferenceSession.create(...given);
+    const run = session.run.bind(session);
+    session.run = async (feeds) => {
+      const { logits, ...outputs } = await run(feeds);
+      return { ...outputs, logits: logits.reshape([...logits.dims, 1]) };
+    };
+    return session;
+  };
+  const { bundle, prompt } = cases.bundles[0];
+  const model = await ortolan.load(ortolan.folderFiles(bundle), { ort: { ...web, InferenceSession: { create } } });
+  await assert.rejects(model.generate(prompt), { name: "GraphError", message: /expected the output 'logits' as float32 \(1,1,\d+\), got float32/ });
+  assert.equal(model.engine.live, 0);
+  await model.dispose();
 });
 
 test("a graph that is not the exported one fails verification", async () => {
@@ -259,16 +288,39 @@ test("invalid requests are errors", async () => {
     [prompt, { stop: ["x", ""] }, ortolan.InputError],
     [prompt, { stopTokens: [-1] }, ortolan.InputError],
     [prompt, { surplus: 1 }, ortolan.InputError],
+    [prompt, { signal: 3 }, ortolan.InputError],
+    [prompt, { temperature: Symbol("s") }, ortolan.SamplingError],
+    [Object.create(null), {}, ortolan.InputError],
     [[{ role: "user", content: "?" }], {}, ortolan.InputError],
   ]) {
     await assert.rejects(model.generate(bad, options), kind);
   }
+  await assert.rejects(model.logits([3]), ortolan.InputError);
+  for (const options of [true, 3, { onProgress: 3 }, { surplus: 1 }]) await assert.rejects(model.verify(options), ortolan.InputError);
+  for (const messages of [{ length: 1 }, [null], 3]) assert.throws(() => model.text.chat(messages), ortolan.InputError);
+  for (const ids of [{}, [-1], [1.5]]) assert.throws(() => model.text.decode(ids), ortolan.InputError);
 });
 
-test("an empty prompt starts from BOS", async () => {
+test("an option that is null is left out", async () => {
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  const model = await ortolan.load(ortolan.folderFiles(bundle), { ort: web, device: null, kind: null, onProgress: null });
+  const names = ["minNewTokens", "stop", "stopTokens", "ignoreEos", "signal", "temperature", "logitBias", "seed"];
+  const options = Object.fromEntries(names.map((name) => [name, null]));
+  assert.deepEqual((await model.generate(prompt, { ...options, maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
+  assert.deepEqual(model.text.encode("a", null), model.text.encode("a", { special: null }));
+  await assert.rejects(model.generate(prompt, { surplus: null }), ortolan.InputError);
+  await assert.rejects(model.generate(prompt, 3), ortolan.InputError);
+  assert.equal((await model.verify(null)).verdict, (await model.verify()).verdict);
+  await model.dispose();
+});
+
+test("an empty prompt starts from BOS, also where a template writes nothing", async () => {
   const model = await open(cases.bundles[0].bundle, "wasm");
-  const [empty, bos] = await Promise.all(["", [model.manifest.tokens.bos]].map((prompt) => model.generate(prompt, { maxNewTokens: 8 })));
-  assert.deepEqual(empty.tokens, bos.tokens);
+  const messages = [{ role: "user", content: "?" }];
+  model.text.chat = () => [];
+  const [empty, chat, bos] = await Promise.all(["", messages, [model.manifest.tokens.bos]].map((prompt) => model.generate(prompt, { maxNewTokens: 8 })));
+  delete model.text.chat;
+  assert.deepEqual([empty.tokens, chat.tokens], [bos.tokens, bos.tokens]);
 });
 
 const edited = (change) => async (folder) => {
@@ -304,6 +356,15 @@ for (const [name, manifest] of Object.entries(cases.manifests)) {
 
 for (const [what, damage, message] of [
   ["options in its graph", optioned, /decoder\.onnx has settings of onnxruntime/],
+  ["logits of another size", edited((m) => m.vocab_size++), /expected the output 'logits' as float32 \(batch,rows,\d+\), got/],
+  ["a state that its graph does not return", edited((m) => (m.states[0].output = "other")), /wrong outputs.*missing: other; unexpected: present/],
+  ["a state without a name", edited((m) => delete m.states[0].output), /expected the name, input and output of a state/],
+  ["a state of another shape", edited((m) => (m.states[0].shape[1] = "heads")), /as the shape of/],
+  ["a text as an end", edited((m) => (m.tokens.eos = true)), /expected a list of ids below \d+, the vocabulary size, for tokens.eos, got true/],
+  ["an id beyond its vocabulary", edited((m) => (m.tokens.bos = m.vocab_size)), /expected an id below/],
+  ["too long a context", edited((m) => (m.context_length = 2 ** 22)), /expected 1 to 2097152 for context_length/],
+  ["a graph without a file", edited((m) => (m.graphs.decoder = {})), /Expected the graphs decoder/],
+  ["no number of frames", edited((m) => (m.source = { kind: "audio", rate: 16_000, window: 400, hop: 160, vectors: 50, bins: 20, frames: {} })), /expected 2 to 2097152 for frames, got/],
   ["no manifest", (folder) => rm(join(folder, "manifest.json")), /manifest.json cannot be read/],
   ["no JSON", (folder) => writeFile(join(folder, "manifest.json"), "{"), /is not JSON/],
   ["a missing file", (folder) => rm(join(folder, "decoder.onnx")), /decoder.onnx cannot be read/],

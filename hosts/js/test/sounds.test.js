@@ -4,6 +4,8 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import test from "node:test";
 
+import { InputError, Seq2Seq } from "../src/index.js";
+import { Transcriber } from "../src/transcription.js";
 import { concatenated, logMel, readSamples, Resampler } from "../src/sounds.js";
 
 const { mels, rates } = JSON.parse(await readFile(process.env.ORTOLAN_CASES, "utf8"));
@@ -42,4 +44,12 @@ test("channels of an AudioBuffer are mixed, at its own rate", () => {
   assert.deepEqual(readSamples(buffer, { rate: 16_000 }), Float32Array.of(0.375, -0.375, 0.25));
   assert.throws(() => readSamples(buffer, { rate: 16_000 }, 8000), /states its own/);
   assert.equal(readSamples({ ...buffer, sampleRate: 1000 }, { rate: 16_000 }).length, 48);
+});
+
+test("sounds and callbacks that are none are errors", () => {
+  for (const blocks of [0, null, {}, { length: 5 }]) assert.throws(() => Seq2Seq.prototype.listen(blocks), InputError);
+  const model = { manifest: { source: { kind: "audio" }, tokens: {} } };
+  for (const onSegment of [0, []]) assert.throws(() => new Transcriber(model, null, { onSegment }), /onSegment must be a function/);
+  const options = Object.fromEntries(["language", "timestamps", "tokensPerSecond", "rate", "onSegment", "seed"].map((name) => [name, null]));
+  for (const none of [null, options]) assert.equal(new Transcriber(model, null, none).language, null);
 });

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -246,7 +247,7 @@ def export_command(
     place: AbstractContextManager[Path] = nullcontext(out)
     if is_genai:
         place = through_bundle(out, device=keywords["device"], options=settings, force=force)
-    with progress() as steps, place as folder:
+    with _interruptible(out), progress() as steps, place as folder:
         bundle = export(
             source,
             folder,
@@ -260,6 +261,23 @@ def export_command(
         )
         measured = read_certificate(bundle).measured
     _report(bundle.manifest, measured, out, is_genai, as_json)
+
+
+@contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    """Say at an interruption how to continue, where some work is kept."""
+    from ortolan.export.unfinished import finished, folder_of
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        count = sum(finished(work) for work in folder_of(out).glob("*"))
+        if count:
+            click.echo(
+                f"ortolan: interrupted with {count} weights finished. The same command continues.",
+                err=True,
+            )
+        raise
 
 
 def _report(

@@ -1,6 +1,7 @@
 """Progress of a long command or prompt on stderr: a bar on a terminal, lines or JSON elsewhere."""
 
 import json
+import math
 import shutil
 import sys
 import threading
@@ -25,8 +26,13 @@ PROMPT_FIRST_S, PROMPT_DRAW_S = 0.3, 0.2
 
 BAR_COLUMNS = 24
 
-# Step whose total is the expected seconds of the whole command; see `ortolan.export.progress`
+# Step that tells the expected seconds of the whole command; see `ortolan.export.progress`
 ESTIMATE = "estimate"
+
+# Share of the estimate that counts like time that has passed, so that one short step changes little
+TRUST = 0.1
+
+MOST_RISE = 1.25  # factor by which the time left may rise from one figure to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,7 @@ class State:
     step: str
     what: str | None  # part of the step in work, such as a weight
     fraction: float | None  # done of the step
-    remaining_s: float | None  # of the step
+    remaining_s: float | None  # of the command if that was estimated, else of the step
     elapsed_s: float
     expected_s: float | None  # of the whole command, estimated when it began
     memory_bytes: int | None  # resident, of this process
@@ -58,6 +64,9 @@ def progress(step: str = "starting") -> "Reporter":
         step=step,
         first=FIRST_LINE_S,
         seconds=LINE_S,
+        announce=(lambda state: print(event(state), file=sys.stderr, flush=True))
+        if as_json
+        else None,
     )
 
 
@@ -76,6 +85,37 @@ def prompt_progress(progress: Callable[[], tuple[int, int]]) -> Iterator[Callabl
         yield drawn.close
 
 
+class Outlook:
+    """The time that a command has left, from the estimates of its steps and how they went."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._total, self._began, self._shown = 0.0, 0.0, math.inf
+
+    def expect(self, step: str, end_s: float, total_s: float, now: float) -> None:
+        """Expect a step to end after some seconds; an empty one begins a new estimate."""
+        if not step:
+            self._seconds, self._total, self._began = {}, total_s, now
+        else:
+            self._seconds[step] = end_s - sum(self._seconds.values())
+
+    def left_s(
+        self, step: str, fraction: float | None, in_step_s: float, now: float
+    ) -> float | None:
+        """Seconds left, with a step in work; None for a step without an estimate."""
+        if step not in self._seconds:
+            return None
+        names = list(self._seconds)
+        own = self._seconds[step]
+        if fraction is None:
+            fraction = min(0.9, in_step_s / own) if own else 0.0
+        done = sum(self._seconds[name] for name in names[: names.index(step)]) + fraction * own
+        trusted = TRUST * self._total
+        slowness = (now - self._began + trusted) / (done + trusted)
+        self._shown = min(slowness * (self._total - done), MOST_RISE * self._shown)
+        return self._shown
+
+
 class Reporter:
     """Shows the current step every few seconds, from a thread, and clears it at the end.
 
@@ -92,12 +132,15 @@ class Reporter:
         first: float,
         seconds: float,
         clear: Callable[[], None] = lambda: None,
+        announce: Callable[[State], None] | None = None,
     ) -> None:
         self._command, self._show, self._clear = command, show, clear
+        self._announce = announce or (lambda state: self.note(line(state)))
         self._first, self._seconds = first, seconds
         self._lock = threading.Lock()
         self._step, self._what, self._done, self._total = step, "", 0, 0
         self._expected_s: float | None = None
+        self._outlook = Outlook()
         self._began = time.monotonic()
         # Steps may take turns: a weight is calibrated, then written.
         self._begins: dict[str, float] = {}
@@ -109,10 +152,14 @@ class Reporter:
     def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
         """Record that `done` of `total` units of a step are done, and `what` is in work."""
         with self._lock:
+            now = time.monotonic()
             if step == ESTIMATE:
-                self._expected_s = time.monotonic() - self._began + total
+                self._expected_s = now - self._began + total
+                self._outlook.expect(what if done else "", done, total, now)
             self._begins.setdefault(step, time.monotonic())
             self._step, self._what, self._done, self._total = step, what, done, total
+        if step == ESTIMATE and what and not done:
+            self._announce(self.state())
 
     def __enter__(self) -> "Reporter":
         return self
@@ -141,13 +188,17 @@ class Reporter:
             step, what, done, total = self._step, self._what, self._done, self._total
             began = self._begins.get(step, self._began)
         now = time.monotonic()
-        is_known = 0 < done < total
+        is_known = 0 < done < total and step != ESTIMATE
+        fraction = done / total if is_known else None
+        left = self._outlook.left_s(step, fraction, now - began, now)
+        if left is None and is_known:
+            left = (now - began) * (total - done) / done
         return State(
             command=self._command,
             step=step,
             what=what or None,
-            fraction=done / total if is_known else None,
-            remaining_s=(now - began) * (total - done) / done if is_known else None,
+            fraction=fraction,
+            remaining_s=left,
             elapsed_s=now - self._began,
             expected_s=self._expected_s,
             memory_bytes=used_memory(),
@@ -164,12 +215,16 @@ class Reporter:
 def line(state: State) -> str:
     """Describe the state in one line.
 
-    export: calibrate, 25%, about 90 s left of this step, 30 s of about 3 min, 1.2 GB, blocks.0.up
+    export: calibrate, 25%, about 90 s left, 30 s of about 3 min, 1.2 GB, blocks.0.feed_forward.up
     """
+    if state.step == ESTIMATE:
+        return f"{state.command}: {state.what}"
     parts = [f"{state.command}: {state.step}"]
-    if state.fraction is not None and state.remaining_s is not None:
-        left = duration(state.remaining_s)
-        parts.append(f"{state.fraction:.0%}, about {left} left of this step")
+    if state.fraction is not None:
+        parts.append(f"{state.fraction:.0%}")
+    if state.remaining_s is not None:
+        of_step = "" if state.expected_s else " of this step"
+        parts.append(f"about {duration(state.remaining_s)} left{of_step}")
     parts.append(_elapsed(state, so_far=" so far"))
     return ", ".join(filter(None, (*parts, _memory(state), state.what)))
 
@@ -177,9 +232,10 @@ def line(state: State) -> str:
 def bar(state: State) -> str:
     """`calibrate   ######------------------  25%  30 s, 90 s left, 1.2 GB  blocks.0.up`."""
     drawn = left = None
-    if state.fraction is not None and state.remaining_s is not None:
+    if state.fraction is not None:
         full = int(state.fraction * BAR_COLUMNS)
         drawn = f"{'#' * full}{'-' * (BAR_COLUMNS - full)} {state.fraction:4.0%}"
+    if state.remaining_s is not None:
         left = f"{duration(state.remaining_s)} left"
     figures = ", ".join(filter(None, (_elapsed(state), left, _memory(state))))
     return "  ".join(filter(None, (f"{state.step:<11}", drawn, figures, state.what)))

@@ -252,8 +252,9 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     keeps_codes = default_precision(model) != "fp32" and job.precision in ("int8", "int4")
 
     def progress(step: str, done: int, total: int, what: str = "") -> None:
-        tell("progress", step, done, total, what)
-        if step == ESTIMATE:
+        is_whole = step == ESTIMATE and not done
+        tell("progress", step, done, total, "" if is_whole else what)
+        if is_whole:
             how = "with its own codes" if keeps_codes else f"to {job.precision}"
             cost = f"once: about {duration(total)}; kept in {cache_folder()}"
             tell("note", f"exporting {job.model} {how}, {cost}")

@@ -99,18 +99,18 @@ def test_another_process_writes_the_same_or_says_why_not(bundle: Path, tmp_path:
         writer.write(tmp_path / "none", BEGINNINGS, **limits)
 
 
-def test_an_interrupted_export_leaves_nothing(
+def test_an_interrupted_export_leaves_unfinished_work_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(written, "write_texts", writer.write)
 
-    def interrupt(step: str, done: int, total: int) -> None:
+    def interrupt(step: str, done: int, total: int, what: str = "") -> None:
         if step == "write text" and done > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         export(kinds.decoder_config(), tmp_path / "out", progress=interrupt)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".out.unfinished"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])

@@ -69,14 +69,14 @@ def portable_product(codes: Codes, x: Array) -> onnx.ModelProto:
     """DequantizeLinear in front of MatMul."""
     rows, width = codes.values.shape
     element = ELEMENTS[codes.scheme.bits, codes.scheme.symmetric]
-    columns = pack_columns(codes)
+    columns, zeros = pack_columns(codes)
+    scales = codes.scales.T.contiguous()
     constants = [
-        raw_constant("weights", element, (width, rows), columns.weights.numpy()),
-        constant("scales", columns.scales.numpy()),
+        raw_constant("weights", element, (width, rows), columns.numpy()),
+        constant("scales", scales.numpy()),
     ]
-    if columns.zeros is not None:
-        dims = columns.scales.shape
-        constants.append(raw_constant("zeros", element, dims, columns.zeros.numpy()))
+    if zeros is not None:
+        constants.append(raw_constant("zeros", element, scales.shape, zeros.numpy()))
     nodes = [
         helper.make_node(
             "DequantizeLinear",

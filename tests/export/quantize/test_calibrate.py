@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
 def calibrated(module: TransformerModel, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
     source = open_exportable(module)
-    plan = dict.fromkeys(names, SCHEME)
+    plan = dict.fromkeys(names, (SCHEME,))
     found: dict[str, Found] = {}
     for weight in calibrated_weights(source, plan, inputs):
         assert weight.name not in found
@@ -143,10 +143,10 @@ def test_weights_that_are_stored_as_rows_of_one_are_found_one_by_one() -> None:
     parts = ("layers.0.q.weight", "layers.0.kv.weight")
     apart = {
         weight.name: list(weight.parts)
-        for weight in calibrated_weights(model, dict.fromkeys(parts, SCHEME), inputs)
+        for weight in calibrated_weights(model, dict.fromkeys(parts, (SCHEME,)), inputs)
     }
     joined = DerivedWeights(model.weights, {"joined": Recipe(parts)})
-    (weight,) = calibrated_weights(replace(model, weights=joined), {"joined": SCHEME}, inputs)
+    (weight,) = calibrated_weights(replace(model, weights=joined), {"joined": (SCHEME,)}, inputs)
     both = list(weight.parts)
     assert (weight.name, weight.method) == ("joined", "gptq")
     for name, part in zip(parts, both, strict=True):

@@ -1,6 +1,7 @@
 """Rounded weights in files, the distances of models that use them, and the choice among them."""
 
 import itertools
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize import effects, gptq, rounding
 from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
 from ortolan.export.quantize.blocks import dequantize
-from ortolan.export.quantize.candidates import Candidates, fit_with_loss
+from ortolan.export.quantize.calibrate import fit_with_loss
+from ortolan.export.quantize.candidates import INDEX, Candidates
 from ortolan.export.quantize.effects import Reference, distances, some_of
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_weight
 from ortolan.export.scheme import Scheme
@@ -60,8 +62,11 @@ def test_codes_come_back_as_they_were(
     monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", elements)
     made, values = Candidates(tmp_path, WEIGHTS), {}
     for name in ("q+k", "turned.T", "experts"):
+        assert (name, scheme) not in made
         parts = rounded(made, WEIGHTS, name, scheme)
         values[name] = torch.cat([dequantize(part.codes) for part in parts])
+        made = Candidates(tmp_path, WEIGHTS)  # as another process finds them
+        assert (name, scheme) in made
         again = made.weight(name, scheme)
         assert (again.name, again.scheme, again.method) == (name, scheme, "rtn")
         for part, other in zip(parts, again.parts, strict=True):
@@ -83,6 +88,23 @@ def test_codes_come_back_as_they_were(
         assert stands_for[name].shape(name) == value.shape
         assert torch.equal(stands_for[name].rows(name, 0, len(value)), value)
         assert torch.equal(stands_for[name].rows(name, 1, 3), value[1:3])
+
+
+@pytest.mark.parametrize("damage", ["no index", "half an index", "half a file", "no file"])
+def test_a_weight_that_is_not_whole_is_not_finished(damage: str, tmp_path: Path) -> None:
+    made = Candidates(tmp_path, WEIGHTS)
+    for name in ("q+k", "experts"):
+        rounded(made, WEIGHTS, name)
+    indices = {json.loads(path.read_bytes())["name"]: path for path in tmp_path.glob(f"*{INDEX}")}
+    index = indices["q+k"]
+    path = index if damage.endswith("index") else next(tmp_path.glob(f"{index.stem}-*.pt"))
+    if damage.startswith("no"):
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    again = Candidates(tmp_path, WEIGHTS)
+    assert ("q+k", SCHEME) not in again
+    assert ("experts", SCHEME) in again
 
 
 def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ortolan.export import streamed
 from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.progress import silent
+from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize import tune
 from ortolan.export.quantize.blocks import Codes, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
@@ -64,29 +64,30 @@ def inputs_of(sides: Sequence[str], count: int) -> Inputs:
 
 
 class Rounded:
-    """A model, its weights in 4 bits, and folders of its own."""
+    """A model, its weights in 4 bits or, unless `trained` is in their names, in 8."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs, folder: Path, scheme: Scheme) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Inputs, folder: Path, scheme: Scheme, trained: str = ""
+    ) -> None:
         self.model: Exportable = opened(module)
         self.names = [n for n, p in self.model.module.named_parameters() if p.dim() == 2]
-        self.schemes = dict.fromkeys(self.names, scheme)
+        exact = replace(scheme, bits=8)
+        self.schemes = {name: scheme if trained in name else exact for name in self.names}
         self.folder = folder
-        self.candidates = Candidates(self.made("codes"), self.model.weights)
-        for weight in calibrated_weights(self.model, self.schemes, inputs):
+        self.candidates = Candidates(folder, self.model.weights)
+        plan = {name: (own,) for name, own in self.schemes.items()}
+        for weight in calibrated_weights(self.model, plan, inputs):
             self.candidates.add(weight)
-
-    def made(self, name: str) -> Path:
-        (self.folder / name).mkdir()
-        return self.folder / name
 
     def codes(self, name: str) -> Codes:
         rows = self.model.weights.shape(name)[0]
         return self.candidates.codes(name, self.schemes[name], 0, rows)
 
-    def tune(self, inputs: Inputs, *, steps: int, names: Sequence[str] | None = None) -> None:
-        names = self.names if names is None else names
-        folder = self.made("outputs")
-        tune.tune(self.model, self.candidates, self.schemes, names, inputs, folder, steps, silent)
+    def tune(self, inputs: Inputs, *, steps: int, progress: Progress = silent) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tune, "steps_on", lambda *_: steps)
+            data = self.candidates, self.schemes, inputs, self.folder
+            tune.train_scales(self.model, *data, progress)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -97,9 +98,10 @@ def test_gradients_are_those_of_pytorch(
     monkeypatch.setattr(tune, "READ_BYTES", read_bytes)
     module = tiny_models.decoder(tiny_models.llama())
     (ids,) = texts(1, first=5)
-    made = Rounded(module, Inputs(ids=[ids]), tmp_path, SCHEMES[scheme])
+    made = Rounded(module, Inputs(ids=[ids]), tmp_path, SCHEMES[scheme], "blocks.")
     trained = [name for name in made.names if name.startswith("blocks.")]
-    student = Student(made.model, made.candidates, made.schemes, trained)
+    student = Student(made.model, made.candidates, made.schemes)
+    assert student.exponents.keys() == set(trained)
     weighting = torch.linspace(-1, 1, made.model.vocab_size)
     got = student.output(lambda: made.model.forward(None, ids))
     (got * weighting).sum().backward()  # type: ignore[no-untyped-call]
@@ -127,7 +129,7 @@ def test_training_brings_outputs_closer_and_keeps_codes(
     make, sides = MODELS[kind]
     inputs = inputs_of(sides, 6)
     made = Rounded(make(), inputs, tmp_path, SCHEME)
-    judge = Reference(made.model, inputs, made.made("judge"))
+    judge = Reference(made.model, inputs, tmp_path / "judge")
     (before,) = judge.distances([made.candidates.instead(made.schemes)])
     known = {name: made.codes(name) for name in made.names}
     methods = {name: made.candidates.weight(name, SCHEME).method for name in made.names}
@@ -146,21 +148,52 @@ def test_training_brings_outputs_closer_and_keeps_codes(
     assert any(made.candidates.weight(name, SCHEME).method == "tuned" for name in made.names)
 
 
-def test_only_the_named_weights_are_trained_and_always_alike(tmp_path: Path) -> None:
+def test_only_weights_in_4_bits_are_trained_and_always_alike(tmp_path: Path) -> None:
     scales: list[dict[str, Tensor]] = []
     inputs = Inputs(ids=texts(6, first=1))
     for run in ("first", "second"):
         (tmp_path / run).mkdir()
         module = tiny_models.decoder(tiny_models.llama())
-        made = Rounded(module, inputs, tmp_path / run, SCHEME)
-        first = {name: made.codes(name).scales for name in made.names}
         name = "blocks.0.feed_forward.up.weight"
-        made.tune(inputs, steps=tune.LEAST_STEPS, names=[name])
+        made = Rounded(module, inputs, tmp_path / run, SCHEME, name)
+        first = {name: made.codes(name).scales for name in made.names}
+        made.tune(inputs, steps=tune.LEAST_STEPS)
         scales.append({name: made.codes(name).scales for name in made.names})
         changed = [n for n in made.names if not torch.equal(first[n], scales[-1][n])]
         assert changed == [name]
     for name, values in scales[0].items():
         assert torch.equal(values, scales[1][name])
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 5, 16), (15, 16)])
+def test_interrupted_training_continues_to_the_same_scales(
+    stops: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "WRITE_S", 0.0)
+    monkeypatch.setattr(tune, "TOKENS", 24)
+    inputs, told = Inputs(ids=texts(6, first=1)), list[int]()
+
+    def made(name: str) -> Rounded:
+        (tmp_path / name).mkdir(exist_ok=True)
+        module = tiny_models.decoder(tiny_models.llama())
+        return Rounded(module, inputs, tmp_path / name, SCHEME)
+
+    whole = made("whole")
+    whole.tune(inputs, steps=tune.LEAST_STEPS)
+    for stop in stops:
+
+        def interrupt(step: str, done: int, total: int, what: str = "", stop: int = stop) -> None:
+            told.append(done if step == "train scales" else 0)
+            if told[-1] == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            made("parts").tune(inputs, steps=tune.LEAST_STEPS, progress=interrupt)
+    parts = made("parts")
+    parts.tune(inputs, steps=tune.LEAST_STEPS)
+    assert [step for step in told if step] == [*range(1, stops[-1] + 1)]
+    for name in whole.names:
+        assert torch.equal(parts.codes(name).scales, whole.codes(name).scales)
 
 
 class Undifferentiable(Unusual):
@@ -200,5 +233,9 @@ def test_steps_take_minutes_or_there_are_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tune, "MOST_WORK", 15 * weights * tune.TOKENS)
     assert tune.steps_on(8 * tune.TOKENS, model, names) == 0
     assert tune.steps_on(8 * tune.TOKENS, model, []) == 0
+    assert "too long" in (tune.obstacle(8 * tune.TOKENS, model, names) or "")
     monkeypatch.undo()
     assert tune.steps_on(8 * tune.TOKENS, replace(model, takes_one=True), names) == 0
+    assert tune.obstacle(8 * tune.TOKENS, model, names) is None
+    assert "512 tokens are too few" in (tune.obstacle(512, model, names) or "")
+    assert "every weight keeps" in (tune.obstacle(8 * tune.TOKENS, model, []) or "")

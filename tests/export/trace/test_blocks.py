@@ -83,7 +83,10 @@ def trace_of(
         return tidy(trace_module(module, carried, dtype=torch.float32, tied={}))
 
 
-@pytest.mark.parametrize(("kinds", "copied"), [("aaaa", 3), ("accacc", 4), ("can", 0)])
+@pytest.mark.parametrize(
+    ("kinds", "copied"),
+    [pytest.param("aaaa", 3, marks=pytest.mark.slow), ("accacc", 4), ("can", 0)],
+)
 def test_copied_blocks_make_the_graph_of_the_whole_module(
     kinds: str, copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,19 +103,17 @@ def test_blocks_that_compute_with_their_number_are_not_copied(
     check(Model("annnn").to("meta"), 0, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "copied"),
     [
-        pytest.param(name, copied, marks=[] if name == "llama" else pytest.mark.slow)
-        for name, copied in {
-            "llama": 6,
-            "gemma3_text": 5,
-            "gpt_oss": 5,
-            "lfm2": 5,
-            "mixtral": 6,
-            "qwen3_next": 5,
-            "mamba2": 6,
-        }.items()
+        ("llama", 6),
+        ("gemma3_text", 5),
+        ("gpt_oss", 5),
+        ("lfm2", 5),
+        ("mixtral", 6),
+        ("qwen3_next", 5),
+        ("mamba2", 6),
     ],
 )
 def test_copied_blocks_make_the_graph_of_a_type(

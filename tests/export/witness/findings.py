@@ -6,22 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ortolan.export.witness.brief import Brief, Finding
-from ortolan.export.witness.child import answers
+from tests.cases.comparison import findings
 
 SOURCE, BUNDLE = "source", "bundle"
 """Folders of a checkpoint and of its bundle, in one folder."""
 
 
-def findings(folder: Path, bundle: str = BUNDLE) -> dict[str, Finding]:
-    """Findings by topic."""
-    brief = Brief(bundle=str(folder / bundle), checkpoint=str(folder / SOURCE), threads=1)
-    return {finding.topic: finding for finding in answers(brief) if finding.topic}
-
-
 def agreed(folder: Path, *topics: str, bundle: str = BUNDLE) -> dict[str, int]:
     """Number of equal answers by topic, where all are."""
-    found = findings(folder, bundle)
+    found = findings(folder / SOURCE, folder / bundle)
     chosen = {name: found[name] for name in topics if name in found}
     problems = [f"{own}" for own in chosen.values() if own.first or own.unasked]
     assert not problems, problems
@@ -32,7 +25,7 @@ def agreed(folder: Path, *topics: str, bundle: str = BUNDLE) -> dict[str, int]:
 
 def differing(folder: Path, bundle: str = BUNDLE) -> dict[str, str]:
     """The first difference by topic, where there is one."""
-    found = findings(folder, bundle)
+    found = findings(folder / SOURCE, folder / bundle)
     return {name: own.first for name, own in found.items() if own.first is not None}
 
 

@@ -137,7 +137,9 @@ def test_a_subprocess_asks_about_the_whole_model(
     assert (witness.by or "").startswith("transformers 5.")
 
 
-@pytest.mark.parametrize(("name", "layers"), [("alike", 1), ("in_turn", 2)])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("alike", 1), pytest.param("in_turn", 2, marks=pytest.mark.slow)]
+)
 def test_first_layers_are_asked_about_where_the_whole_does_not_fit(
     name: str, layers: int, free: Callable[[float], None], request: pytest.FixtureRequest
 ) -> None:
@@ -150,7 +152,17 @@ def test_first_layers_are_asked_about_where_the_whole_does_not_fit(
     assert 0 < (topics["logits"].largest or 0) < 2e-4
     assert f"on the first {'layer' if layers == 1 else '2 layers'}:" in witness.summary
     if name == "alike":
-        assert topics["completions"].unasked == "only 1 of its layers fit into memory"
+        assert topics["completions"].unasked == "it was loaded without its last layers"
+
+
+def test_first_layers_are_asked_about_where_time_is_short_for_the_whole(
+    alike: Tiny, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "SMALL", 0)
+    monkeypatch.setattr(asking, "witness_limit", lambda _: 0.0)
+    witness = alike.ask()
+    assert witness.layers == 1
+    assert by_topic(witness)["logits"].agreed == 4
 
 
 def test_first_layers_that_differ_reject_the_bundle(

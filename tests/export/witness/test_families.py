@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.comparison import save_tiny
+from tests.cases.comparison import findings, save_tiny
 from tests.runtime.tiny_tokenizers import KINDS
 from tests.tiny import CONFIGS
 from tests.tiny.tokenizers import with_ends
 from tokenizers import pre_tokenizers
 
 import ortolan
-from ortolan.export.witness.brief import Brief, Finding
+from ortolan.export.witness.brief import Finding
 from ortolan.export.witness.bundled import Bundled
-from ortolan.export.witness.child import answers
 from ortolan.export.witness.topics.completions import COMPLETIONS
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{% endfor %}"
@@ -71,23 +70,27 @@ def save(model_type: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(text)
 
 
-def asked(source: Path, bundle: Path) -> list[Finding]:
-    """Findings about a new bundle."""
+def asked(source: Path, bundle: Path) -> dict[str, Finding]:
+    """Findings about a new bundle, by topic."""
     ortolan.export(source, bundle)
-    brief = Brief(bundle=str(bundle), checkpoint=str(source), threads=1)
-    return [finding for finding in answers(brief) if finding.topic]
+    return findings(source, bundle)
 
 
-@pytest.mark.parametrize("model_type", TOKENIZERS)
+QUICK = ("llama", "bert")
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TOKENIZERS],
+)
 def test_a_type_agrees(model_type: str, tmp_path: Path) -> None:
     save(model_type, tmp_path / "source")
 
-    findings = asked(tmp_path / "source", tmp_path / "bundle")
+    found = asked(tmp_path / "source", tmp_path / "bundle")
 
-    assert [finding.first for finding in findings if finding.first] == []
-    questions = {finding.topic: finding.questions for finding in findings}
-    assert questions["texts"] >= 60
-    assert all(finding.unasked is None for finding in findings)
+    assert [finding.first for finding in found.values() if finding.first] == []
+    assert found["texts"].questions >= 60
+    assert all(finding.unasked is None for finding in found.values())
 
 
 def test_a_tokenizer_with_other_digits_differs(tmp_path: Path) -> None:
@@ -100,23 +103,22 @@ def test_a_tokenizer_with_other_digits_differs(tmp_path: Path) -> None:
     content["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = True
     path.write_text(json.dumps(content))
 
-    brief = Brief(bundle=str(bundle), checkpoint=str(source), threads=1)
-    findings = {finding.topic: finding for finding in answers(brief)}
-
-    assert "ids" in (findings["texts"].first or "")
+    assert "ids" in (findings(source, bundle)["texts"].first or "")
 
 
+@pytest.mark.slow
 def test_the_class_without_a_head_names_an_encoder_decoder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_tiny(CONFIGS["mt5"], source, spread=0.2)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["MT5Model"]}))
 
-    findings = {finding.topic: finding for finding in asked(source, tmp_path / "bundle")}
+    logits = asked(source, tmp_path / "bundle")["logits"]
 
-    assert findings["logits"].agreed == findings["logits"].questions > 0
+    assert logits.agreed == logits.questions > 0
 
 
+@pytest.mark.slow
 def test_a_completion_goes_on_after_its_end(tmp_path: Path) -> None:
     source, bundle = tmp_path / "source", tmp_path / "bundle"
     save_tiny(CONFIGS["llama"], source, spread=0.2)
@@ -128,6 +130,16 @@ def test_a_completion_goes_on_after_its_end(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps(config))
     (source / "generation_config.json").unlink()
 
-    findings = {finding.topic: finding for finding in asked(source, tmp_path / "ended")}
+    completions = asked(source, tmp_path / "ended")["completions"]
 
-    assert findings["completions"].agreed == findings["completions"].questions == 2
+    assert completions.agreed == completions.questions == 2
+
+
+@pytest.mark.slow
+def test_biases_of_falcon_are_added_once(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_tiny(CONFIGS["falcon"] | {"alibi": True}, source, spread=0.2)
+
+    logits = asked(source, tmp_path / "bundle")["logits"]
+
+    assert logits.agreed == logits.questions > 0

@@ -58,7 +58,7 @@ LLAVA = {"patch_size": 2, "vision_feature_select_strategy": "default"} | {
 OF_BOTH = {"logits": 4, "completions": 2, "media prompts": 3}
 
 OF_SOUNDS, OF_IMAGES = (
-    {"sound inputs": 2} | OF_BOTH,
+    {"sound inputs": 2, "media vectors": 2} | OF_BOTH,
     {"image inputs": 6, "media vectors": 8} | OF_BOTH,
 )
 """Answers about decoders that read sounds or images."""
@@ -243,18 +243,39 @@ def test_sounds_of_rounded_weights(exported: Callable[..., Path], name: str) -> 
     assert min(found.values()) >= 2
 
 
+MISREAD_TOWERS = {
+    "llava": ("vision_config", "hidden_act"),
+    "qwen3_asr": ("audio_config", "activation_function"),
+}
+"""Part of a config, and its key of an activation."""
+
+
 @pytest.mark.slow
-def test_a_misread_encoder_of_a_decoder_with_rounded_weights_is_found(
-    exported: Callable[..., Path],
+@pytest.mark.parametrize("name", MISREAD_TOWERS)
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_misread_encoder_of_a_decoder_is_found(
+    exported: Callable[..., Path], name: str, precision: str
 ) -> None:
-    folder = exported("llava", "int8")
-    topics = "image inputs", "media vectors", "logits"
-    assert agreed(folder, *topics, bundle="int8") == {name: OF_IMAGES[name] for name in topics}
+    folder, (part, key) = exported(name, precision), MISREAD_TOWERS[name]
+    bundle = BUNDLE if precision == "fp32" else precision
+    topics = [*("media vectors", "logits"), *(["media prompts"] if precision == "fp32" else [])]
+    assert set(agreed(folder, *topics, bundle=bundle)) == {*topics}
     config = folder / SOURCE / CONFIG
-    vision = json.loads(config.read_text())["vision_config"]
-    with misread(config, vision_config=vision | {"hidden_act": "gelu"}):
-        found = differing(folder, "int8")
-    assert [name for name in topics if name in found] == ["media vectors"]
+    values = json.loads(config.read_text())[part]
+    with misread(config, **{part: values | {key: "relu"}}):
+        found = differing(folder, bundle)
+    assert [name for name in topics if name in found] == [own for own in topics if own != "logits"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "key"), [("llava", "image_token_index"), ("qwen3_asr", "audio_token_id")]
+)
+def test_another_placeholder_is_found(exported: Callable[..., Path], name: str, key: str) -> None:
+    folder = exported(name)
+    with misread(folder / SOURCE / CONFIG, **{key: 6}):
+        found = differing(folder)
+    assert "placeholder of images or sounds" in found["special tokens"]
 
 
 def test_wrong_mel_filters_are_found(

@@ -84,12 +84,10 @@ def ask(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
     return asking.ask(folder / "out", source, model, DEFAULTS)
 
 
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name not in ("bert", "t5")
-]
-
-
-@pytest.mark.parametrize("name", ["bert", "t5", *SLOW])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "bert" else pytest.mark.slow) for name in WRITERS],
+)
 def test_first_layers_are_asked_about(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,30 +1,21 @@
 //! Continue token ids: generate BUNDLE NEW_TOKENS ID...
-use std::env;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
-use std::process::ExitCode;
 use std::ptr::{null, null_mut};
+use std::{env, process::ExitCode};
 
-/// `ortolan_error`
 #[repr(C)]
 struct Error {
     code: c_int,
     message: [c_char; 512],
 }
 
-/// `ortolan_model`
-#[repr(C)]
-struct Model {
-    _private: [u8; 0],
-}
-
+#[rustfmt::skip]
 extern "C" {
-    fn ortolan_open(folder: *const c_char, options: *const c_void, error: *mut Error) -> *mut Model;
-    fn ortolan_close(model: *mut Model);
-    #[rustfmt::skip]
+    fn ortolan_open(folder: *const c_char, options: *const c_void, error: *mut Error) -> *mut c_void;
+    fn ortolan_close(model: *mut c_void);
     fn ortolan_generate(
-        model: *mut Model, prompt: *const i32, prompt_count: usize, options: *const c_void,
-        tokens: *mut i32, capacity: usize, count: *mut usize, finish: *mut c_int,
-        error: *mut Error,
+        model: *mut c_void, prompt: *const i32, prompt_count: usize, options: *const c_void,
+        tokens: *mut i32, capacity: usize, count: *mut usize, finish: *mut c_int, error: *mut Error,
     ) -> bool;
 }
 
@@ -36,10 +27,10 @@ fn generate(bundle: &str, prompt: &[i32], new: usize) -> Result<Vec<i32>, String
     // SAFETY: the arrays have the lengths that are passed, and the model is closed once.
     let done = unsafe {
         let model = ortolan_open(folder.as_ptr(), null(), &mut error);
-        let (from, to) = (prompt.as_ptr(), tokens.as_mut_ptr());
         let done = !model.is_null()
             && ortolan_generate(
-                model, from, prompt.len(), null(), to, new, &mut count, null_mut(), &mut error,
+                model, prompt.as_ptr(), prompt.len(), null(), tokens.as_mut_ptr(), new, &mut count,
+                null_mut(), &mut error,
             );
         ortolan_close(model);
         done
@@ -60,12 +51,10 @@ fn main() -> ExitCode {
         eprintln!("usage: generate BUNDLE NEW_TOKENS ID...");
         return ExitCode::from(2);
     };
-    match generate(&words[0], prompt, *new as usize) {
+    let done = generate(&words[0], prompt, *new as usize);
+    match &done {
         Ok(tokens) => println!("{tokens:?}"),
-        Err(message) => {
-            eprintln!("{message}");
-            return ExitCode::FAILURE;
-        }
+        Err(message) => eprintln!("{message}"),
     }
-    ExitCode::SUCCESS
+    ExitCode::from(done.is_err() as u8)
 }
