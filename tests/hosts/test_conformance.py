@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-4
 
+ARM_COMPILER = "aarch64-linux-gnu-gcc"
+
 COLUMNS = {"wasm": "Chromium", "webgpu": "Chromium, WebGPU"}
 
 CASES: list[Case] = json.loads(conformance.CASES.read_text())
@@ -202,7 +204,7 @@ def test_in_c(built: Built, bundles: dict[str, Path], request: pytest.FixtureReq
     check_column("C", CASES, notes, update=request.config.option.update_snapshots)
 
 
-@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs a compiler")
+@pytest.mark.skipif(shutil.which(ARM_COMPILER) is None, reason=f"needs {ARM_COMPILER}")
 def test_in_c_on_arm(bundles: dict[str, Path], tmp_path: Path) -> None:
     if reason := machine.missing(test_arm.MACHINE):
         pytest.skip(reason)
@@ -210,7 +212,7 @@ def test_in_c_on_arm(bundles: dict[str, Path], tmp_path: Path) -> None:
     arm = build(
         tmp_path / "c",
         *("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DORTOLAN_PCRE2=OFF"),
-        *("-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", f"-DONNXRUNTIME_DIR={library}"),
+        *(f"-DCMAKE_C_COMPILER={ARM_COMPILER}", f"-DONNXRUNTIME_DIR={library}"),
         "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-in-shared-libs",
     )
     cpu = "cortex-a76"
