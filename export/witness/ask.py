@@ -3,7 +3,7 @@
 import io
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,7 +188,14 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
             stderr=errors,
             environment={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         ) as process:
-            limit = _Limit(seconds, process.kill)
+            is_over = threading.Event()
+
+            def end() -> None:
+                is_over.set()
+                process.kill()
+
+            limit = threading.Timer(seconds, end)
+            limit.start()
             try:
                 with process.stdout or io.BytesIO() as lines:
                     for line in lines:
@@ -198,9 +205,9 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
                         yield finding
                 status = process.wait()
             finally:
-                limit.stop()
-        if limit.is_over:
-            reason = f"stopped after {limit.seconds:.0f} s"
+                limit.cancel()
+        if is_over.is_set():
+            reason = f"stopped after {seconds:.0f} s"
         elif status < 0:
             reason = "the system ended its process, perhaps for want of memory"
         elif status != 0:
@@ -213,28 +220,6 @@ def run(brief: Brief, seconds: float) -> Iterator[Finding]:
             rest.insert(0, f"the rest of {last.topic}")
         missing = f": {', '.join(rest)} not asked" if rest else ""
         yield Finding(topic="rest", by=last.by, unasked=f"{reason[:160]}{missing}")
-
-
-class _Limit:
-    """A timer that calls a function once, and knows whether it did.
-
-    Attributes:
-        seconds: delay before the call.
-        is_over: whether the function was called.
-    """
-
-    def __init__(self, seconds: float, end: Callable[[], None]) -> None:
-        self.seconds, self.is_over, self._end = seconds, False, end
-        self._timer = threading.Timer(seconds, self._elapse)
-        self._timer.start()
-
-    def _elapse(self) -> None:
-        self.is_over = True
-        self._end()
-
-    def stop(self) -> None:
-        """Cancel the timer."""
-        self._timer.cancel()
 
 
 class _Files(NamedTuple):

@@ -14,8 +14,9 @@ SILENCE = "the silence after a sound that is shorter than a window of Whisper"
 """transformers transcribes it too, window by window. OpenAI's own Whisper and bundles stop where
 the sound ends."""
 
-PADDING = "a padding token within the target of an encoder-decoder"
-"""M2M100 of transformers gives it no position in a whole text, and one in a cached step."""
+PADDING = "a padding token within a text that a decoder continues"
+"""M2M100 and RoBERTa of transformers give it no position in a whole text, and one in a cached
+step."""
 
 LABELS = "labels of one name"
 """Pipelines of transformers tell them apart by order alone. Bundles number them."""

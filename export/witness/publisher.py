@@ -206,11 +206,11 @@ class Publisher:
 
     def _limit(self, own: float | None) -> int | None:
         rows = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        tables = [part for part in self.outline.modules() if isinstance(part, nn.Embedding)]
-        # positions up to the padding's are not those of tokens
-        padding = [table.padding_idx for table in tables if table.num_embeddings == rows]
-        unused = max((row + 1 for row in padding if row is not None), default=0)
-        limits = [own if own and own < NO_LIMIT else None, rows and rows - unused, self.most]
+        limits = [
+            own if own and own < NO_LIMIT else None,
+            rows and rows - self.first_position,
+            self.most,
+        ]
         return min((int(limit) for limit in limits if limit), default=None)
 
     @cached_property
@@ -218,6 +218,15 @@ class Publisher:
     def outline(self) -> nn.Module:
         """The model without its weights."""
         return skeleton(self._class, self.config)
+
+    @cached_property
+    def first_position(self) -> int:
+        """Row of the first token in a table of positions: those up to the padding's have none."""
+        parts = self.outline.named_modules()
+        tables = [own for name, own in parts if "position" in name and hasattr(own, "padding_idx")]
+        return max(
+            (own.padding_idx + 1 for own in tables if own.padding_idx is not None), default=0
+        )
 
     def truncation(self, reading: Any) -> dict[str, Any]:
         """Arguments of a tokenizer for a text or a pair, which is cut at the limit."""

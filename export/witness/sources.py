@@ -1,6 +1,6 @@
 """Sources of encoders: those of a certificate's probes, and what the publisher's code reads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ortolan.export.witness.publisher import Publisher
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.sound_sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.bundle.text_source import TextSource
+from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.probes import probe_sound, probe_wave, sized_picture
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, torch.Tensor]
 """Arguments of a model of transformers."""
+
+
+def kept_probes(certificate: Certificate) -> Iterator[tuple[int, Probe, list[int], slice]]:
+    """Number of each probe, the probe, its positions in the reference, and their rows there."""
+    row = 0
+    for number, probe in enumerate(certificate.probes):
+        positions = kept_positions(probe.length, certificate.output)
+        yield number, probe, positions, slice(row, row + len(positions))
+        row += len(positions)
 
 
 def probe_source(bundled: Bundled, number: int) -> Any:

@@ -92,6 +92,9 @@ def greedy(
         # transformers makes a cache for as many layers as the encoder has
         use_cache=use_cache and not model.config.is_encoder_decoder,
     )  # fmt: skip
+    if (first := publisher.first_position) and not model.config.is_encoder_decoder:
+        # `generate` counts from 0, and the model itself from here
+        inputs = {**inputs, "position_ids": first + torch.arange(inputs["input_ids"].numel())[None]}
     # which `generate` would take other settings from, such as penalties
     model.generation_config = plain
     output = model.generate(**inputs, generation_config=plain)

@@ -21,7 +21,7 @@ from ortolan.export.witness.floats import UnansweredError
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.rounding import NEGLIGIBLE
-from ortolan.export.witness.sources import picture, probe_source, publisher_inputs
+from ortolan.export.witness.sources import kept_probes, picture, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import kept, of_reference
 from ortolan.export.witness.topics.media_inputs import pictures, sounds
@@ -29,7 +29,7 @@ from ortolan.runtime.bundle.folder import open_part
 from ortolan.runtime.bundle.image_sources import ImageSource, PatchSource
 from ortolan.runtime.bundle.parts import TEXT
 from ortolan.runtime.bundle.sound_sources import WaveSource
-from ortolan.runtime.verification.certificate import Logits, Vectors, kept_positions
+from ortolan.runtime.verification.certificate import Logits, Vectors
 
 MOST_PICTURES = 3
 """Pictures with answers of their own; the others only differ in how they are read."""
@@ -86,12 +86,9 @@ def _fits(bundled: Bundled, value: Any) -> bool:
 
 def _probes(bundled: Bundled, kind: str) -> Mapping[str, Question]:
     """Probes of the certificate, with the rows that it keeps of each."""
-    certificate, row, found = bundled.reference, 0, {}
+    certificate, found = bundled.reference, {}
     reference = certificate.reference
-    for number, probe in enumerate(certificate.probes):
-        positions = kept_positions(probe.length, certificate.output)
-        rows = slice(row, row + len(positions))
-        row += len(positions)
+    for number, _, positions, rows in kept_probes(certificate):
         value = probe_source(bundled, number)
         if isinstance(bundled.reads, PatchSource) and value.shape[1] == bundled.reads.patch:
             continue  # see known.ONE_COLUMN

@@ -14,9 +14,9 @@ from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.rounding import NEGLIGIBLE
-from ortolan.export.witness.sources import probe_source, publisher_inputs
+from ortolan.export.witness.sources import kept_probes, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
-from ortolan.runtime.verification.certificate import Logits, kept_positions
+from ortolan.runtime.verification.certificate import Logits
 
 MOST_TOKENS = 256
 """Longer probes, those of windows and whole contexts, would take too long in PyTorch."""
@@ -35,17 +35,13 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     if not isinstance(reference, Logits):
         return {}
     most = MOST_TOKENS if bundled.weight_bytes < LARGE_BYTES else MOST_OF_LARGE
-    asked, row = {}, 0
-    for number, probe in enumerate(certificate.probes):
-        positions = kept_positions(probe.length, certificate.output)
-        rows = slice(row, row + len(positions))
-        row += len(positions)
+    asked = {}
+    for number, probe, positions, rows in kept_probes(certificate):
         if probe.features or probe.length > most:
             continue  # vectors of images have a topic of their own
         ids = certificate.ids(number)
-        if bundled.manifest.source is not None:
-            positions = [place for place in positions if place < _unpadded(bundled, ids)]
-            rows = slice(rows.start, rows.start + len(positions))
+        positions = [place for place in positions if place < _unpadded(bundled, ids)]
+        rows = slice(rows.start, rows.start + len(positions))
         name = f"{probe.length} token{'s' * (probe.length > 1)}"
         asked[name] = {
             "ids": ids,
@@ -60,7 +56,7 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
 
 
 def _unpadded(bundled: Bundled, ids: Sequence[int]) -> int:
-    """Tokens of a target before the first padding, apart from the start; see `known.PADDING`."""
+    """Tokens before the first padding, apart from the start; see `known.PADDING`."""
     pad = bundled.manifest.tokens.pad
     return next((place for place, own in enumerate(ids) if place and own == pad), len(ids))
 

@@ -13,13 +13,13 @@ import torch
 from ortolan.export.witness.bundled import FLOAT32, Bundled
 from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.publisher import Publisher
-from ortolan.export.witness.sources import probe_source, publisher_inputs
+from ortolan.export.witness.sources import kept_probes, probe_source, publisher_inputs
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.media_inputs import whole_features
 from ortolan.runtime.bundle.image_sources import ImageSource
 from ortolan.runtime.bundle.parts import SOUND, VISION
 from ortolan.runtime.bundle.sound_sources import ChunkedSource
-from ortolan.runtime.verification.certificate import Vectors, kept_positions
+from ortolan.runtime.verification.certificate import Vectors
 
 FOLDERS: Mapping[type, str] = {ImageSource: VISION, ChunkedSource: SOUND}
 """Folders of the encoders that are asked, by what they read."""
@@ -35,13 +35,10 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     if bundled.manifest.features is None or folder is None:
         return {}
     part = Bundled(bundled.bundle.path / folder)
-    reference, row, found = part.certificate.reference, 0, {}
+    reference, found = part.certificate.reference, dict[str, Any]()
     if not isinstance(reference, Vectors):
         return {}
-    for number, probe in enumerate(part.certificate.probes):
-        positions = kept_positions(probe.length, part.certificate.output)
-        rows = slice(row, row + len(positions))
-        row += len(positions)
+    for number, _, positions, rows in kept_probes(part.certificate):
         value = probe_source(part, number)
         if isinstance(part.reads, ChunkedSource) and len(value) < part.reads.shortest:
             continue

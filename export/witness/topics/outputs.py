@@ -14,10 +14,11 @@ from ortolan.export.witness.compare import Answer
 from ortolan.export.witness.layers import first_layer
 from ortolan.export.witness.publisher import Publisher
 from ortolan.export.witness.rounding import NEGLIGIBLE
+from ortolan.export.witness.sources import kept_probes
 from ortolan.export.witness.topic import Topic
 from ortolan.export.witness.topics.logits import MOST_TOKENS, kept, of_reference
 from ortolan.runtime.inputs.ids import TextIds
-from ortolan.runtime.verification.certificate import Logits, kept_positions
+from ortolan.runtime.verification.certificate import Logits
 
 
 def questions(bundled: Bundled) -> Mapping[str, Any]:
@@ -27,11 +28,8 @@ def questions(bundled: Bundled) -> Mapping[str, Any]:
     certificate = bundled.reference
     reference = certificate.reference
     of_words = reference if certificate.output == "logits" else None
-    asked, row = {}, 0
-    for number, probe in enumerate(certificate.probes):
-        positions = kept_positions(probe.length, certificate.output)
-        rows = slice(row, row + len(positions))
-        row += len(positions)
+    asked = {}
+    for number, probe, positions, rows in kept_probes(certificate):
         if probe.length > MOST_TOKENS:
             continue
         start = certificate.start(number)
