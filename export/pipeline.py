@@ -35,7 +35,7 @@ from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.unfinished import finished, key_of, unfinished
 from ortolan.export.windows import with_windows
-from ortolan.export.witness.ask import ask
+from ortolan.export.witness.ask import ask, beforehand
 from ortolan.export.write import write
 from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
@@ -112,11 +112,11 @@ def export(
     with unfinished(Path(out)) as kept, staged_bundle(Path(out).absolute(), force=force) as folder:
         if plan.calibrates:
             data = replace(data, work=kept.begin(key_of(model, plan, data)))
-        if progress is not None and plan.auto is None:
-            _estimate(model, plan, precision, data, progress)
-        manifest = _build(folder, model, plan, data, report)
-        took_s = time.monotonic() - started
-        witness = ask(folder, source, model, options, max_context, took_s, progress=report)
+        _estimate(model, plan, precision, data, progress)
+        with beforehand(source, options, is_long=plan.calibrates) as child:
+            manifest = _build(folder, model, plan, data, report)
+            took_s = time.monotonic() - started
+            witness = ask(folder, source, model, options, max_context, took_s, child, report)
         write_manifest(folder, msgspec.structs.replace(manifest, witness=witness))
     return _remembered(open_bundle(out))
 
@@ -132,9 +132,15 @@ def _located(
 
 
 def _estimate(
-    model: Exportable, plan: Plan, precision: Precision | None, data: Data, progress: Progress
+    model: Exportable,
+    plan: Plan,
+    precision: Precision | None,
+    data: Data,
+    progress: Progress | None,
 ) -> None:
     """Tell how long the work will take, and with the next cheaper effort."""
+    if progress is None or plan.auto is not None:
+        return
     writes, flops = data.file is None, core_flops()
     steps = outlook(model, plan, writes=writes, flops=flops)
     total, sentence, end = sum(steps.values()), told(sum(steps.values())), 0.0

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def install(run: Path) -> None:
     setattr(own, "trace_module", functools.partial(_trace_module_once, run))  # noqa: B010 - as below
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "ask", _ask_nobody)  # noqa: B010 - as above
+    setattr(pipeline, "beforehand", lambda *_, **__: nullcontext())  # noqa: B010 - as above
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
     setattr(adapter_export, "ask", _ask_nobody)  # noqa: B010 - as above
     setattr(written, "write_texts", let_write)  # noqa: B010 - as above

@@ -1,13 +1,15 @@
 """The export's side of a witness: a budget of memory and time, and the verdict."""
 
 import io
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import IO, NamedTuple, get_args
 
 import msgspec
 
@@ -46,9 +48,10 @@ def ask(
     options: ExportOptions,
     max_context: int | None = None,
     elapsed_s: float = 0.0,
+    child: "Child | None" = None,
+    progress: Progress = silent,
     *,
     run_time_adapter: Path | None = None,
-    progress: Progress = silent,
 ) -> Witness:
     """Ask the publisher's code what it makes of the checkpoint that a bundle was exported from.
 
@@ -59,16 +62,15 @@ def ask(
         options: of the export.
         max_context: longest context that the user asked for.
         elapsed_s: duration of the export so far.
+        child: the subprocess, if it was started before; it answers once.
+        progress: called as topics are answered.
         run_time_adapter: folder with the certificate of an adapter that the bundle uses at run
             time. The options name the same adapter.
-        progress: called as topics are answered.
 
     Raises:
         WitnessError: it answers otherwise than the bundle.
     """
-    if not isinstance(source, str | Path | Checkpoint):
-        return Witness(unasked="the source is a live model, which the certificate compares with")
-    if (problem := _problem(options)) is not None:
+    if (problem := _problem(source, options)) is not None:
         return Witness(unasked=problem)
     limit_s = witness_limit(elapsed_s)
     files, memory = _files(source, options.adapter), available_memory()
@@ -91,7 +93,7 @@ def ask(
             mapped=files.size,
             windows=windows_of(model),
         )
-        for finding in run(brief, limit_s):
+        for finding in run(brief, limit_s, child):
             total = len(finding.plan) or total
             progress("witness", len(findings.keys() - {""}), total, finding.topic)
             if not finding.topic and finding.layers is not None:
@@ -101,8 +103,10 @@ def ask(
     return judged(list(findings.values()), options.accept_difference, way_out)
 
 
-def _problem(options: ExportOptions) -> str | None:
+def _problem(source: AnySource, options: ExportOptions) -> str | None:
     """Why transformers is not asked; None if it is."""
+    if not isinstance(source, str | Path | Checkpoint):
+        return "the source is a live model, which the certificate compares with"
     if not options.witness:
         return "it was turned off"
     if find_spec("transformers") is None:
@@ -174,38 +178,67 @@ def _cut(reason: str) -> str:
     return reason[:MAX_LABEL_LENGTH]
 
 
-def run(brief: Brief, seconds: float) -> Iterator[Finding]:
-    """Start the subprocess, and yield its findings until it ends or its time is over.
+class Child(NamedTuple):
+    """The subprocess.
+
+    Attributes:
+        process: it imports its libraries, and waits for a brief.
+        errors: what the libraries print.
+    """
+
+    process: subprocess.Popen[bytes]
+    errors: IO[str]
+
+
+@contextmanager
+def started() -> Iterator[Child]:
+    """Start the subprocess, and kill it on the way out."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        python_process(
+            "-m",
+            "ortolan.export.witness.child",
+            stdin=subprocess.PIPE,
+            stderr=errors,
+            environment={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        ) as process,
+    ):
+        yield Child(process, errors)
+
+
+def beforehand(
+    source: AnySource, options: ExportOptions, *, is_long: bool
+) -> AbstractContextManager[Child | None]:
+    """Start the subprocess, which imports beside the work of an export; not if that is long."""
+    return nullcontext() if is_long or _problem(source, options) is not None else started()
+
+
+def run(brief: Brief, seconds: float, child: Child | None = None) -> Iterator[Finding]:
+    """Have the subprocess answer a brief, and yield its findings until its time is over.
 
     A topic has a finding after each of its questions, which replaces the one before.
     """
-    last, rest = Finding(topic="", by=""), list[str]()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with python_process(
-            "-m",
-            "ortolan.export.witness.child",
-            msgspec.json.encode(brief).decode(),
-            stderr=errors,
-            environment={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
-        ) as process:
-            is_over = threading.Event()
+    last, rest, is_over = Finding(topic="", by=""), list[str](), threading.Event()
+    with nullcontext(child) if child else started() as (process, errors):
 
-            def end() -> None:
-                is_over.set()
-                process.kill()
+        def end() -> None:
+            is_over.set()
+            process.kill()
 
-            limit = threading.Timer(seconds, end)
-            limit.start()
-            try:
-                with process.stdout or io.BytesIO() as lines:
-                    for line in lines:
-                        finding = msgspec.json.decode(line, type=Finding)
-                        rest = [*finding.plan, *(name for name in rest if name != finding.topic)]
-                        last = finding
-                        yield finding
-                status = process.wait()
-            finally:
-                limit.cancel()
+        limit = threading.Timer(seconds, end)
+        limit.start()
+        try:
+            with suppress(OSError), process.stdin or io.BytesIO() as request:  # it may have died
+                request.write(msgspec.json.encode(brief))
+            with process.stdout or io.BytesIO() as lines:
+                for line in lines:
+                    finding = msgspec.json.decode(line, type=Finding)
+                    rest = [*finding.plan, *(name for name in rest if name != finding.topic)]
+                    last = finding
+                    yield finding
+            status = process.wait()
+        finally:
+            limit.cancel()
         if is_over.is_set():
             reason = f"stopped after {seconds:.0f} s"
         elif status < 0:
@@ -236,7 +269,8 @@ class _Files(NamedTuple):
     size: int
 
 
-def _files(source: str | Path | Checkpoint, adapter: str | Path | None) -> _Files:
+def _files(source: AnySource, adapter: str | Path | None) -> _Files:
+    assert isinstance(source, str | Path | Checkpoint)
     checkpoint = open_checkpoint(source, adapter=adapter)
     files, merged = checkpoint.opened.files, checkpoint.adapter
     path = files[0] if files[0].suffix == GGUF else checkpoint.folder

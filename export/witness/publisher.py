@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -125,6 +125,12 @@ class Publisher:
         if self.has_sentence_files:
             with suppress(Exception):  # a topic says so
                 import_module(SENTENCES)
+        if self._file:
+            # config, tokenizer and model each read the file, and every module asks for its names
+            with suppress(ImportError):
+                gguf: Any = import_module("gguf")
+                gguf.GGUFReader = cache(gguf.GGUFReader)
+                gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
 
     @property
     def name(self) -> str:

@@ -10,14 +10,17 @@ from typing import IO
 
 @contextmanager
 def python_process(
-    *arguments: str, stderr: int | IO[str], environment: Mapping[str, str] | None = None
+    *arguments: str,
+    stderr: int | IO[str],
+    stdin: int = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a Python that imports from the same places as this one. Kill it on the way out."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     with subprocess.Popen(
         # -P: never import from the working directory; a frozen program would not know the option
         [sys.executable, *([] if hasattr(sys, "frozen") else ["-P"]), *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
         env={**os.environ, **(environment or {}), "PYTHONPATH": path},

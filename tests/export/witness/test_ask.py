@@ -96,7 +96,7 @@ def with_rounded_cache(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer in this process, which must not get a limit of memory."""
     monkeypatch.setattr(child, "_limit", lambda _: None)
-    monkeypatch.setattr(asking, "run", lambda brief, _: child.answers(brief))
+    monkeypatch.setattr(asking, "run", lambda brief, *_: child.answers(brief))
 
 
 @pytest.fixture
@@ -128,7 +128,10 @@ def test_a_subprocess_asks_about_the_whole_model(
     alike: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "witness_limit", lambda _: 300.0)  # other tests run besides
-    witness = alike.ask()
+    with asking.beforehand(alike.checkpoint, DEFAULTS, is_long=False) as started:
+        assert started is not None
+        witness = ask(alike.bundle, alike.checkpoint, alike.model, DEFAULTS, child=started)
+        assert started.process.wait() == 0  # it was this one that answered
     topics = by_topic(witness)
     assert witness.layers is None
     assert topics["logits"].agreed == topics["logits"].questions == 4
@@ -269,6 +272,17 @@ def test_a_transformers_that_cannot_be_imported_is_not_asked(
     monkeypatch.setitem(sys.modules, "ortolan.export.witness.publisher", None)
     summary = alike.ask().summary
     assert summary.startswith("nobody else was asked: transformers cannot be imported (import of")
+
+
+def test_no_process_is_started_that_would_wait_for_long_or_for_nothing(alike: Tiny) -> None:
+    silent = ExportOptions(witness=False)
+    for source, options, is_long in (
+        (alike.checkpoint, DEFAULTS, True),
+        (alike.checkpoint, silent, False),
+        (alike.model.module, DEFAULTS, False),
+    ):
+        with asking.beforehand(source, options, is_long=is_long) as started:
+            assert started is None
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:

@@ -36,7 +36,7 @@ Ask = Callable[..., Witness]
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Export a config, change it as if it had been misread, and ask in this process."""
     monkeypatch.setattr(child, "_limit", lambda _: None)
-    monkeypatch.setattr(asking, "run", lambda brief, _: child.answers(brief))
+    monkeypatch.setattr(asking, "run", lambda brief, *_: child.answers(brief))
     source, bundle = tmp_path / "source", tmp_path / "bundle"
 
     def asked(values: dict[str, Any], max_context: int | None = None, **changes: Any) -> Witness:
