@@ -1,4 +1,6 @@
-"""Warnings where rotary frequencies depend on the length of the text."""
+"""Warnings where the trained model computes longer texts in another way."""
+
+from ortolan.modeling.config import EncoderConfig, LearnedPositions, ModelConfig
 
 
 def context_notes(
@@ -25,4 +27,17 @@ def context_notes(
     return (
         f"The context is {context} of {reach} tokens, since longer texts have other rotary "
         f"frequencies. For them, export another bundle with --max-context {reach}.",
+    )
+
+
+def sparse_notes(config: ModelConfig) -> tuple[str, ...]:
+    """A warning where the table of positions is longer than the context."""
+    if not isinstance(config, EncoderConfig) or not isinstance(config.positions, LearnedPositions):
+        return ()
+    context, spare = config.context_length, config.positions.spare
+    if not spare:
+        return ()
+    return (
+        f"The context is {context} of {context + spare} tokens, since the trained model attends to "
+        "a part of longer texts only.",
     )

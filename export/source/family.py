@@ -19,7 +19,7 @@ from torch import Tensor
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Companion, Exportable, Origin
 from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer_of
-from ortolan.export.source.context import context_notes
+from ortolan.export.source.context import context_notes, sparse_notes
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.encoder_tokens import has_types, padding_id
@@ -271,7 +271,10 @@ def _describe(
         cached=partial(cached, module) if isinstance(module, DecoderModel) else None,
         speech=speech,
         switches_after=last,
-        notes=context_notes(sides.outputs, switches_after=last, reach=reach),
+        notes=(
+            *context_notes(sides.outputs, switches_after=last, reach=reach),
+            *sparse_notes(limited),
+        ),
     )
 
 

@@ -34,3 +34,6 @@ TYPES = "token types for a model that reads none"
 
 POSITIONS = "a limit of tokens beyond a model's positions"
 """transformers and sentence-transformers fail on longer texts. Bundles cut them."""
+
+SPARSE = "texts beyond which attention is sparse"
+"""BigBird of transformers attends to all tokens of shorter texts, and bundles cut longer ones."""

@@ -211,13 +211,12 @@ class Publisher:
         return self._limit(self.tokenizer.model_max_length)
 
     def _limit(self, own: float | None) -> int | None:
-        rows = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        limits = [
-            own if own and own < NO_LIMIT else None,
-            rows and rows - self.first_position,
-            self.most,
-        ]
-        return min((int(limit) for limit in limits if limit), default=None)
+        config = self.config.get_text_config()
+        rows = getattr(config, "max_position_embeddings", None)
+        limits = [own if own and own < NO_LIMIT else None, rows and rows - self.first_position]
+        if getattr(config, "attention_type", None) == "block_sparse":  # see `known.SPARSE`
+            limits.append((5 + 2 * config.num_random_blocks) * config.block_size)
+        return min((int(limit) for limit in [*limits, self.most] if limit), default=None)
 
     @cached_property
     @_or_unasked("the model")
@@ -229,10 +228,8 @@ class Publisher:
     def first_position(self) -> int:
         """Row of the first token in a table of positions: those up to the padding's have none."""
         parts = self.outline.named_modules()
-        tables = [own for name, own in parts if "position" in name and hasattr(own, "padding_idx")]
-        return max(
-            (own.padding_idx + 1 for own in tables if own.padding_idx is not None), default=0
-        )
+        rows = [getattr(part, "padding_idx", None) for name, part in parts if "position" in name]
+        return max((row + 1 for row in rows if row is not None), default=0)
 
     def truncation(self, reading: Any) -> dict[str, Any]:
         """Arguments of a tokenizer for a text or a pair, which is cut at the limit."""

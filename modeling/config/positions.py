@@ -110,18 +110,20 @@ class SquareTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedPositions(Config):
-    """A trained table `(offset + context, hidden)` added to the embedding.
+    """A trained table `(offset + context + spare, hidden)` added to the embedding.
 
     Attributes:
         offset: rows before the first position. Some published tables have them: two in BART, one
             more than the padding id in RoBERTa.
         padding: id that an encoder does not count, wherever it stands, so that it has the row
             before the first position, which is that of its id.
+        spare: rows after the last position of the context.
         published: table of the checkpoint that is interpolated to the patches of the image.
     """
 
     offset: Count = 0
     padding: int | None = None
+    spare: Count = 0
     published: SquareTable | None = None
 
 

@@ -59,11 +59,13 @@ def _big_bird(hf: ConfigReader) -> EncoderConfig:
     activation = hf.get("hidden_act", str, "gelu_new")
     config = bert.read_encoder(hf, activation=activation)
     # Up to this length transformers attends to all tokens, too.
-    longest = config.context_length if kind == "original_full" else full
+    rows = config.context_length
+    longest = rows if kind == "original_full" else min(rows, full)
     scaled = hf.get("rescale_embeddings", bool, False)
     return replace(
         config,
-        context_length=min(config.context_length, longest),
+        context_length=longest,
+        positions=LearnedPositions(spare=rows - longest),
         embedding_scale=math.sqrt(config.hidden_size) if scaled else 1.0,
         # Its model for question answering has more layers in the head.
         head=_head(hf, "BigBird", config, activation, classifier=activation, answers=False),

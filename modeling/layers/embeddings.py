@@ -326,10 +326,10 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
     """Learned table of positions; None if the positions are not learned."""
     match config.positions:
         case (
-            LearnedPositions(offset=offset)
-            | RelativeBiasPositions(absolute=LearnedPositions(offset=offset))
+            LearnedPositions(offset=offset, spare=spare)
+            | RelativeBiasPositions(absolute=LearnedPositions(offset=offset, spare=spare))
         ):
-            return nn.Embedding(offset + config.places, config.embedding_width)
+            return nn.Embedding(offset + config.places + spare, config.embedding_width)
         case GridPositions(side=side):
             return GridEmbedding(side**2, config.embedding_width)
         case _:

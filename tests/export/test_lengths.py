@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.modeling.families.test_rope_lengths import LONGEST, ORIGINAL, values_of
+from tests.modeling.tiny_encoders import ENCODERS
 from tests.modeling.tiny_models import random_text, reference_logits, reference_model
 from transformers import PreTrainedModel
 
@@ -78,6 +79,13 @@ def test_what_an_export_would_limit_is_said_before(checkpoint: Path) -> None:
     (note,) = about.notes
     assert f"{ORIGINAL} of {LONGEST} tokens" in note
     assert f"--max-context {LONGEST}" in note
+
+
+def test_texts_too_long_for_full_attention_are_said_before(tmp_path: Path) -> None:
+    ENCODERS["big-bird-long"].write(tmp_path)
+    about = preview(tmp_path)
+    assert about.context_length == 44
+    assert "44 of 64 tokens" in about.notes[0]
 
 
 def test_nothing_is_said_where_frequencies_are_the_same_for_all_texts(tmp_path: Path) -> None:

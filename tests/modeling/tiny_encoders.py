@@ -169,6 +169,10 @@ _ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "BigBirdForMaskedLM",
         BERT | {"model_type": "big_bird", "attention_type": "original_full"},
     ),
+    "big-bird-long": (
+        "BigBirdForMaskedLM",
+        BERT | {"model_type": "big_bird", "block_size": 4, "max_position_embeddings": 64},
+    ),
     "roformer-wide": ("RoFormerForMaskedLM", BERT | {"model_type": "roformer"}),
     "electra-wide": ("ElectraForMaskedLM", BERT | {"model_type": "electra", "embedding_size": 32}),
 }
