@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     trained.save_pretrained(str(tmp_path / "adapter"))
     ortolan.export(tmp_path / "base", tmp_path / "bundle")
     monkeypatch.setattr(child, "_limit", lambda _: None)
-    monkeypatch.setattr(asking, "run", lambda brief, _: child.answers(brief))
+    monkeypatch.setattr(asking, "run", lambda brief, *_: child.answers(brief))
     monkeypatch.setattr(exporting, "ask", asking.ask)
     return tmp_path
 

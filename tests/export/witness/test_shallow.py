@@ -77,7 +77,7 @@ def ask(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
     model = open_exportable(source, DEFAULTS)
     (source / "config.json").write_text(json.dumps(config | changes))
     monkeypatch.setattr(child, "_limit", lambda _: None)
-    monkeypatch.setattr(asking, "run", lambda brief, _: child.answers(brief))
+    monkeypatch.setattr(asking, "run", lambda brief, *_: child.answers(brief))
     monkeypatch.setattr(publisher, "LIBRARIES", 0)
     monkeypatch.setattr(asking, "MEMORY_SHARE", 0.85)
     monkeypatch.setattr(asking, "available_memory", lambda: whole)
