@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -92,7 +93,7 @@ def _reason(what: str, error: Exception) -> str:
         return str(error)
     if is_out_of_memory(error):
         return f"not enough memory for {what}"
-    reason = " ".join(str(error).split()).partition(". ")[0][:100]
+    reason = shorten(str(error).partition(". ")[0], 100, placeholder=" ...")
     return f"{NAME} cannot load {what} ({reason or type(error).__name__})"
 
 

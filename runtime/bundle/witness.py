@@ -42,7 +42,7 @@ class Agreement(Record, frozen=True, kw_only=True):
         """A few words: `60 of 60 texts`, `logits within 3e-07`."""
         if not self.questions:
             return ""
-        if self.largest is not None and self.agreed == self.questions:
+        if self.largest and self.agreed == self.questions:
             return f"{self.topic} within {self.largest:.0e}"
         return f"{self.agreed} of {self.questions} {self.topic}"
 

@@ -21,6 +21,7 @@ from ortolan.runtime.inspect.description import describe
 BY = "transformers 9.9"
 SAME = Finding(topic="logits", by=BY, questions=4, agreed=4, largest=3e-7)
 OTHER = Finding(topic="texts", by=BY, questions=60, agreed=59, first="'a': ids[0]: x, y")
+EQUAL = Finding(topic="transcripts", by=BY, questions=3, agreed=3, largest=0.0)
 UNASKED = Finding(topic="rest", by=BY, unasked="stopped after 20 s: chats not asked")
 
 
@@ -40,14 +41,17 @@ def find(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
 def test_agreement_is_in_the_manifest_and_shown(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find(monkeypatch, SAME, UNASKED)
+    find(monkeypatch, SAME, EQUAL, UNASKED)
     bundle = ortolan.export(checkpoint, tmp_path / "out")
     expected = (
         Agreement(topic="logits", questions=4, agreed=4, largest=3e-7),
+        Agreement(topic="transcripts", questions=3, agreed=3, largest=0.0),
         Agreement(topic="rest", unasked="stopped after 20 s: chats not asked"),
     )
     assert bundle.manifest.witness == Witness(by=BY, topics=expected)
-    line = f"{BY} agrees: logits within 3e-07; stopped after 20 s: chats not asked"
+    line = (
+        f"{BY} agrees: logits within 3e-07, 3 of 3 transcripts; stopped after 20 s: chats not asked"
+    )
     assert describe(bundle).witness == bundle.manifest.witness
     assert bundle.manifest.witness.summary == line
     assert f"witness: {line}\n" in model_card([bundle])
