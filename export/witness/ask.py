@@ -209,7 +209,7 @@ def started() -> Iterator[Child]:
 def beforehand(
     source: AnySource, options: ExportOptions, *, is_long: bool
 ) -> AbstractContextManager[Child | None]:
-    """Start the subprocess, which imports beside the work of an export; not if that is long."""
+    """Start the subprocess early, to import while an export works; not before a long one."""
     return nullcontext() if is_long or _problem(source, options) is not None else started()
 
 

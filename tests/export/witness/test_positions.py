@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cases.comparison import findings, save_tiny
 from tests.export.witness.test_ask import by_topic
 from tests.modeling.families.test_rope_lengths import LONGEST, values_of
+from tests.modeling.tiny_encoders import ENCODERS
 from tests.modeling.tiny_models import reference_model
 from tests.tiny.decoders import LLAMA
+from tests.tiny.transformers_types import tiny_config
 
 import ortolan
 from ortolan.export.errors import WitnessError
@@ -17,6 +20,7 @@ from ortolan.export.options import DEFAULTS
 from ortolan.export.source import open_exportable
 from ortolan.export.witness import ask as asking
 from ortolan.export.witness import child
+from ortolan.export.witness.publisher import Publisher
 from ortolan.runtime.bundle.witness import Witness
 
 pytestmark = pytest.mark.slow
@@ -85,3 +89,18 @@ def test_frequencies_that_grow_with_the_text_are_not_asked_about(ask: Ask) -> No
     topics = by_topic(ask(values_of("dynamic"), LONGEST))
     reason = "its rotary frequencies are those of its longest text"
     assert topics["logits"].unasked == topics["completions"].unasked == reason
+
+
+def test_a_decoder_that_counts_positions_from_the_padding_on_agrees(tmp_path: Path) -> None:
+    values = tiny_config("camembert").to_dict() | {"model_type": "camembert"}
+    save_tiny(values | {"architectures": [None]}, tmp_path / "source", spread=0.2)
+    options = ortolan.ExportOptions(via="transformers")
+    ortolan.export(tmp_path / "source", tmp_path / "bundle", options=options, max_context=96)
+    found = findings(tmp_path / "source", tmp_path / "bundle", max_context=96)
+    for name in ("logits", "completions"):
+        assert found[name].agreed == found[name].questions > 0, found[name]
+
+
+def test_texts_are_cut_where_attention_becomes_sparse(tmp_path: Path) -> None:
+    ENCODERS["big-bird-long"].write(tmp_path)
+    assert Publisher(tmp_path, kind="encoder")._limit(None) == 44
